@@ -277,8 +277,8 @@ def _groups() -> Iterator[_Definition]:
         "int number, int threads",
         [_asm("bar.sync %0, %1;", '"r"(number)', '"r"(threads)')],
     )
-    # A number that is the same in all lanes, which nvcc keeps in a uniform register only if one lane
-    # has told it to the others: descriptors that follow from it are computed once for a warp.
+    # A number that is the same in all lanes. nvcc keeps it in a uniform register only if one lane
+    # has told it to the others; descriptors that follow from it are then computed for a warp.
     yield (
         "int",
         "cpembed_uniform",

@@ -23,7 +23,7 @@ from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import Gpu, estimate
 from cpembed.targets.cuda.refined_space import RefinedSpace
 
-GROUPS = (1, 2)
+GROUPS = (1, 2, 3)
 ROW_TILES = (1, 2)
 COLUMN_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DEPTHS = (4, 2, 1)
@@ -45,7 +45,8 @@ WARP_STAGES = (6, 4, 3, 2)
 class HopperSpace(RefinedSpace[HopperSchedule]):
     """Schedules of a product that fit a GPU, ranked by their estimated times.
 
-    Refinements are groups of blocks, splits, clusters, and last tiles that are divided. Warps of
+    Refinements are groups of blocks, splits, clusters, last tiles that are divided, and groups that
+    take turns. Warps of
     their own have no clusters: multicast is slow where they are used (PTX ISA,
     ``cp.async.bulk.tensor``), or missing (CUTLASS, Blackwell SM120 GEMMs: GeForce).
     """
@@ -59,6 +60,7 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
         "group": RASTER_GROUPS,
         "splits": SPLITS,
         "cluster": ((1, 1), *CLUSTERS),
+        "alternating": (False, True),
     }
 
     def __init__(self, product: HopperProduct, gpu: Gpu) -> None:
@@ -160,6 +162,9 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
         """Yield a schedule with groups of blocks, splits, clusters, or divided last tiles."""
         depth = self.product.tiled.tiles[3]
         clusters = () if self.of_warps else CLUSTERS
+        if schedule.groups > 1:
+            for cluster in ((1, 1), *CLUSTERS):
+                yield from self._with_stages(replace(schedule, alternating=True, cluster=cluster))
         for group, cluster in itertools.product(RASTER_GROUPS, clusters):
             # Whole clusters are resident, so that an odd multiprocessor stays idle.
             blocks = schedule.blocks and schedule.blocks // 2 * 2
