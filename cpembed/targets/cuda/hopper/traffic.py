@@ -16,6 +16,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.factors import Numbers, digit_values
 from cpembed.targets.cuda.hopper.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.hopper.loads import factor_bytes
+from cpembed.targets.cuda.hopper.reads import SECTOR_BYTES
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.hopper.tiles import WorkItem
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
@@ -26,9 +27,6 @@ MATRIX_BYTES = 32
 """Number of bytes along the depth of the factors of one instruction."""
 
 WARPS = WARP_GROUP // LANES
-
-SECTOR_BYTES = 32
-"""Number of bytes of global memory that are read or written together."""
 
 COUNTER_BYTES = 4
 """Number of bytes of the count of a tile's parts."""
