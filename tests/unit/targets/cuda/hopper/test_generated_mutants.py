@@ -28,7 +28,7 @@ SCHEDULES = {
     "threads": HopperSchedule(2, (1, 8), 2, 3, ("threads", "bulk")),
     "tensor": HopperSchedule(1, (1, 8), 2, 3, ("tensor", "tensor"), blocks=2),
     "registers": HopperSchedule(1, (2, 4), 4, 2, ("bulk", "tensor"), in_registers=True),
-    "turns": HopperSchedule(2, (1, 8), 2, 3, ("tensor", "tensor"), blocks=1, alternating=True),
+    "turns": HopperSchedule(2, (1, 8), 2, 4, ("tensor", "tensor"), blocks=1, alternating=True),
     "warps": HopperSchedule(1, (2, 4), 4, 3, ("tensor", "bulk"), warps=(2, 2), blocks=2),
 }
 """Of warp groups, and of warps of their own."""
@@ -95,7 +95,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "stages of the other group are not skipped": (
         "turns", r"later_ptr\[0\] = \(ring_ptr\[0\] \+ 6\)", "later_ptr[0] = ring_ptr[0]",
     ),
-    "the parity of skipped stages stays": ("turns", r"\(later_ptr\[0\] / 3\) & 1", "0"),
+    "the parity of skipped stages stays": ("turns", r"\(later_ptr\[0\] / 4\) & 1", "0"),
     "warps do not wait for a stage": ("warps", r"cpembed_mbarrier_wait\(.*?, ring_ptr\[1\]\);", ""),
     "warps wait for the other parity": (
         "warps", r"(cpembed_mbarrier_wait\(.*?), ring_ptr\[1\]\);", r"\1, ring_ptr[1] ^ 1);",
