@@ -9,9 +9,10 @@ are stored in the figure's ``results.json`` and computed once. Every table says 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,34 @@ BEST = "cpembed"
 """Name of the fastest of our kernels among a row's times."""
 
 
+LAYOUTS = {"conv1d": "NWC", "conv2d": "NHWC", "conv3d": "NDHWC", "depthwise": "NHWC"}
+"""Layouts of operators that have one with channels last."""
+
+
 @dataclass(frozen=True)
 class FigureLayer:
     """A layer of a figure: its name in packs, and the words of its workload, channels last."""
 
     name: str
     words: str
+
+
+def with_products(words: str) -> str:
+    """Return a workload as Tensor Cores compute it, channels last where there is such a layout.
+
+    A depthwise convolution has products for a Tensor Core only with an axis of filters for each
+    channel, with which AMOS writes it.
+
+    >>> with_products("conv1d n=1 c=64 w=16 k=64 s=3")
+    'conv1d n=1 c=64 w=16 k=64 s=3 layout=NWC'
+    >>> with_products("depthwise n=1 c=32 h=9 w=9 r=3 s=3 pad=1")
+    'conv2d n=1 c=1 h=9 w=9 r=3 s=3 pad=1 k=1 groups=32 layout=NHWC'
+    """
+    operator, sizes = words.split(maxsplit=1)
+    if operator == "depthwise" and " m=" not in sizes:
+        operator, sizes = "conv2d", re.sub(r"\bc=(\d+)(.*)", r"c=1\2 k=1 groups=\1", sizes)
+    layout = LAYOUTS.get(operator)
+    return f"{operator} {sizes}" + (f" layout={layout}" if layout else "")
 
 
 def figure_parser(docstring: str | None, folder: Path) -> argparse.ArgumentParser:
@@ -83,7 +106,9 @@ def estimated_row(layer: FigureLayer, machine: str) -> Row:
 
 
 def figure_rows(
-    layers: Sequence[FigureLayer], options: argparse.Namespace
+    layers: Sequence[FigureLayer],
+    options: argparse.Namespace,
+    figure_name: Callable[[str], str] = str,
 ) -> tuple[dict[str, Row], str]:
     """Return the rows of a figure's layers, and how they came about.
 
@@ -93,6 +118,8 @@ def figure_rows(
         Layers of the figure.
     options : Namespace
         From :func:`figure_parser`.
+    figure_name : callable
+        Returns a layer's name in the figure from that in a pack.
 
     Returns
     -------
@@ -101,8 +128,9 @@ def figure_rows(
         an a100``.
     """
     if options.results is not None:
-        rows, device = measured_rows(options.results)
+        packed, device = measured_rows(options.results)
         names = {layer.name for layer in layers}
+        rows = {figure_name(name): row for name, row in packed.items()}
         return {name: row for name, row in rows.items() if name in names}, f"measured on {device}"
     rows = stored_rows(options.output, options.machine)
     missing = [layer for layer in layers if layer.name not in rows][: options.limit]

@@ -1,4 +1,4 @@
-"""Rows of the study: workloads of suites and random ones, their kernels and their small versions."""
+"""Rows of the study: workloads of suites and random ones, their kernels and small versions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cpembed.driver.epilogue_language import parse_expression
 from cpembed.driver.named import workload
 from cpembed.errors import WorkloadError
 from cpembed.workloads.suites import suite
+from experiments.gpu_figures import with_products
 
 MACHINES = {"a100": "sm_80", "h100": "sm_90a", "rtx_5090": "sm_120a"}
 """GPUs whose figures choose the schedules, and the architecture that nvcc compiles for."""
@@ -29,8 +30,6 @@ SUITES = {
 
 RANDOM = 120
 """Number of random workloads."""
-
-LAYOUTS = {"conv1d": "NWC", "conv2d": "NHWC", "conv3d": "NDHWC", "depthwise": "NHWC"}
 
 TYPES = ("s8", "bf16", "f8", "f16_f16")
 """Element types beside float16 with sums of float32, one of them a row."""
@@ -74,9 +73,7 @@ def words_of(key: str) -> str:
     name, _, number = key.partition(":")
     if name == "random":
         return random_words(int(number))
-    layer = suite(name)[int(number)]
-    layout = LAYOUTS.get(layer.operator.name)
-    return layer.label if layout is None else f"{layer.label} layout={layout}"
+    return with_products(suite(name)[int(number)].label)
 
 
 def variants(key: str, number: int) -> list[Variant]:
@@ -147,9 +144,8 @@ def small_words(words: str) -> str:
             window = {"h": "r", "w": "s", "d": "t"}.get(name, "")
             least = int(sizes[window]) if sizes.get(window, "").isdigit() else 1
             sizes[name] = str(min(int(value), max(most[name], least + 2)))
-    # Groups divide the channels of a small version, too.
     if sizes.get("groups", "").isdigit():
-        sizes |= {"groups": "2", "c": "48", "k": "80"}
+        sizes["groups"] = str(min(int(sizes["groups"]), 3))
     return " ".join([operator, *(f"{name}={value}" for name, value in sizes.items())])
 
 

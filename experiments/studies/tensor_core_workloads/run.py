@@ -248,8 +248,8 @@ def markdown(rows: list[Row]) -> list[str]:
     ]
     head = ["target", "compiled for", "schedule for", "workloads that embed", "right"]
     lines = [
-        "*Right*: nvcc has no warning, ptxas no local memory, and the emulated numbers of the "
-        "small version equal the reference, in three orders of the threads.",
+        "*Right*: nvcc has no warning, ptxas no local memory, and the emulated numbers equal the",
+        "reference in three orders of the threads.",
         "",
         *markdown_table(head, table),
         "",

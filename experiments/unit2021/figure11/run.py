@@ -34,6 +34,7 @@ from experiments.gpu_figures import (
     mean_of,
     measured_rows,
     stored_rows,
+    with_products,
     write_figure,
 )
 
@@ -119,7 +120,7 @@ def estimated(options: Any) -> dict[str, Row]:
     missing = [layer for layer in suite("unit16") if f"unit16:{layer.index}" not in rows]
     for layer in missing[: options.limit]:
         started, key = time.monotonic(), f"unit16:{layer.index}"
-        step_us = steps(f"{layer.label} layout=NHWC", options.machine)
+        step_us = steps(with_products(layer.label), options.machine)
         rows[key] = {"key": key, "us": step_us}
         print(f"{key}: {time.monotonic() - started:.0f} s", file=sys.stderr)
         document = estimated_document(rows, options.machine)
