@@ -216,8 +216,9 @@ def difference(artifact: CudaKernels, case: Case, order: Order | int) -> str:
         wrong = np.count_nonzero(result != expected)
         return f"{wrong} of {result.size} elements differ"
     got, right = result.astype(np.float64), expected.astype(np.float64)
-    beyond = np.abs(got - right) > case.absolute + case.relative * np.abs(right)
-    return f"{np.count_nonzero(beyond)} of {result.size} elements differ" * bool(beyond.any())
+    near = np.abs(got - right) <= case.absolute + case.relative * np.abs(right)
+    wrong = np.count_nonzero(~near & (got != right))
+    return f"{wrong} of {result.size} elements differ" if wrong else ""
 
 
 # ------------------------------------------------------------------------------------ the page
