@@ -151,7 +151,7 @@ class _ProductBody:
         ``first_place`` and ``second_place`` are bytes in a stage of the lane's rows of the factors.
         """
         last = (self.schedule.stages - 1) * self.plan.stage_bytes
-        for name, value in (("reading", 0), *[("filling", last)] * bool(self._copying)):
+        for name, value in (("reading", 0), ("filling", last)):
             self.script.line(f'{name} = T.alloc_buffer((1,), "int32", scope="local")')
             self.script.line(f"{name}[0] = {value}")
         places = self._ldmatrix_places() if self.instruction.kind == "mma" else self._wmma_places()
@@ -225,8 +225,7 @@ class _ProductBody:
     def _turn_stages(self) -> None:
         """Write the change to the next stage; the one that was read is filled next."""
         stage_bytes, stages = self.plan.stage_bytes, self.schedule.stages
-        if self._copying:
-            self.script.line("filling[0] = reading[0]")
+        self.script.line("filling[0] = reading[0]")
         self.script.line(f"reading[0] = reading[0] + {stage_bytes}")
         end = f"T.Select(reading[0] == {stages * stage_bytes}, {stages * stage_bytes}, 0)"
         self.script.line(f"reading[0] = reading[0] - {end}")

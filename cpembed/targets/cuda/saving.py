@@ -186,7 +186,7 @@ def named(text: CudaText, name: str) -> CudaText:
 _QUIET = """\
 #ifdef __CUDACC__
 // Functions of the prelude that no kernel calls, and statements that only tell TVM of a use.
-#pragma nv_diag_suppress 174, 177, 550
+#pragma nv_diag_suppress 174, 177
 #endif
 """
 

@@ -96,8 +96,6 @@ def product_kernel(plan: HopperPlan) -> Writer:
                 # thread begins with, which the minimum number of resident blocks says.
                 script.line('T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1)')
             _Body(writer, plan).write()
-    # A block that is alone has no number: nvcc warns of variables that nothing reads.
-    script.drop_unread()
     return writer
 
 
