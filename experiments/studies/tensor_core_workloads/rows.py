@@ -77,27 +77,26 @@ def words_of(key: str) -> str:
 
 
 def variants(key: str, number: int) -> list[Variant]:
-    """Return the kernels of a row: float16 for all GPUs, and another type with an epilogue.
+    """Return the kernels of a row: float16 of both instructions, and another type of one of them.
 
     Parameters
     ----------
     key : str
         Key of the row.
     number : int
-        Its place among the rows, by which the other type, its GPU and its epilogue take turns.
+        Its place among the rows, by which types, instructions, GPUs and epilogues take turns.
     """
-    machines, name = list(MACHINES), TYPES[number % len(TYPES)]
-    # The turns of the epilogues and of the types have no common divisor, nor those of machines
-    # within a type.
-    epilogue = list(EPILOGUES)[number % len(EPILOGUES)]
+    machines, dtype = list(MACHINES), TYPES[number % len(TYPES)]
+    turn = number // len(TYPES)
     # 8-bit floats have no instruction of their own before sm_89 and on sm_90.
-    machine = "rtx_5090" if name == "f8" else machines[number // len(TYPES) % len(machines)]
-    return [
-        *(Variant("mma_f16", machine) for machine in machines),
-        Variant("wgmma_f16", "h100"),
-        Variant(f"mma_{name}", machine, epilogue),
-        Variant(f"wgmma_{name}", "h100", epilogue),
-    ]
+    machine = "rtx_5090" if dtype == "f8" else machines[turn % len(machines)]
+    epilogue = list(EPILOGUES)[number % len(EPILOGUES)]
+    other = Variant(f"mma_{dtype}", machine, epilogue)
+    if turn % 2:
+        other = Variant(f"wgmma_{dtype}", "h100", epilogue)
+    # Suites are for all GPUs, and random rows for one of them.
+    some = machines[number % len(machines) :][:1] if key.startswith("random:") else machines
+    return [*(Variant("mma_f16", name) for name in some), Variant("wgmma_f16", "h100"), other]
 
 
 # -------------------------------------------------------------------------------- small versions
@@ -160,7 +159,7 @@ MOST_PRODUCTS = 20_000_000
 def random_words(number: int) -> str:
     """Return the words of a random workload of a kind and of sizes that the suites do not have."""
     rng = random.Random(number)
-    kinds = (_product, _products, _convolution, _transposed, _gradient, _other)
+    kinds = (_product, _products, _convolution, _transposed, _gradient, _of_other_kinds)
     while True:
         words = kinds[number % len(kinds)](rng)
         try:
@@ -230,7 +229,7 @@ def _gradient(rng: random.Random) -> str:
     return _words("conv2d_dgrad", **sizes, **image, **layout, phase=phase)
 
 
-def _other(rng: random.Random) -> str:
+def _of_other_kinds(rng: random.Random) -> str:
     channels = {"n": rng.choice((1, 2)), "c": rng.choice(CHANNELS)}
     image = _image(rng, "hw", "rs")
     match rng.randrange(5):
