@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import math
+import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from benchmarks.documents import read_document
-from cpembed.driver.named import workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
+from cpembed.errors import LoweringError
+from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.schedule import KernelSchedule
+from cpembed.targets.cuda.target import CudaSpace, CudaTarget
 from cpembed.workloads.suites import suite
 from cpembed.workloads.user_suites import read_suite
 from experiments import gpu_figures
@@ -191,3 +197,38 @@ def test_estimates_are_stored_and_go_on(tmp_path: Path, monkeypatch: pytest.Monk
     # Estimates for another machine are others.
     other, _ = gpu_figures.figure_rows(layers[:1], parser.parse_args(["--machine", "h100"]))
     assert (list(other), asked[3:]) == (["a"], ["a"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv2d n=2 c=20 h=9 w=7 k=24 r=3 s=3 pad=1 layout=NHWC",
+        "conv2d n=1 c=32 h=12 w=12 k=16 r=3 s=3 stride=2 layout=NCHW",
+        "conv2d n=1 c=1 h=9 w=9 r=3 s=3 pad=1 k=1 groups=24 layout=NHWC",
+    ],
+)
+def test_products_of_the_same_work_have_the_same_estimates(words: str) -> None:
+    """With schedules at random, of all embeddings."""
+    spec = hardware_spec("mma_f16", machine="a100")
+    target = CudaTarget(spec)
+    solved = solve(workload(words, target=spec), spec, constraints="fused", top=60)
+    by_key: dict[object, list[TiledProduct]] = {}
+    for ranked in solved.embeddings:
+        product = target.lower(ranked.candidate.program)
+        by_key.setdefault(gpu_figures.work_key(target, product), []).append(product)
+    assert 1 < len(by_key) < len(solved.embeddings)
+    rng = random.Random(words)
+    for products in by_key.values():
+        spaces = [target.space(product) for product in (products[0], products[-1])]
+        for _ in range(60):
+            drawn = {name: rng.choice(values) for name, values in CudaSpace.choices.items()}
+            layouts = tuple(rng.randrange(len(f)) for f in (products[0].first, products[0].second))
+            schedule = KernelSchedule(**cast(Any, drawn), layouts=cast(Any, layouts))
+            assert score(spaces[0], schedule) == score(spaces[1], schedule)
+
+
+def score(space: CudaSpace, schedule: KernelSchedule) -> object:
+    try:
+        return space.scored(schedule)
+    except LoweringError:
+        return None

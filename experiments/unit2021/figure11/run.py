@@ -35,6 +35,7 @@ from experiments.gpu_figures import (
     measured_rows,
     stored_rows,
     with_products,
+    work_key,
     write_figure,
 )
 
@@ -75,7 +76,7 @@ def steps(words: str, machine: str) -> dict[str, float]:
     for ranked in solved.embeddings:
         try:
             lowered = target.lower(ranked.candidate.program)
-            key = (lowered.tiles, lowered.first[0].length, lowered.second[0].length)
+            key = work_key(target, lowered)
             if key not in spaces:
                 spaces[key] = target.space(lowered).ranked()
         except LoweringError:
