@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from cpembed.driver.named import workload
-from cpembed.targets.cuda.cases import Case, cases_of
-from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.cases import cases_of
+from cpembed.targets.cuda.executor import COMPILER
 from experiments.studies.tensor_core_workloads import run
 from experiments.studies.tensor_core_workloads.rows import (
     EPILOGUES,
@@ -67,29 +65,19 @@ def test_each_row_has_both_instructions_and_all_types_have_all_epilogues() -> No
     assert {f"mma_s8 {machine}" for machine in MACHINES} <= machines
 
 
-def difference(result: np.ndarray[Any, Any], case: Case) -> str:
-    """Of kernels that compute a result."""
-
-    def computed(inputs: object, order: object) -> np.ndarray[Any, Any]:
-        return result
-
-    artifact = SimpleNamespace(run=computed)
-    return run.difference(cast(Any, artifact), case, Order.FORWARD)
-
-
 def test_one_wrong_bit_is_a_difference() -> None:
     (case, *_) = cases_of(workload("gemm m=9 n=8 k=16 dtype=float16"), None)
     right = case.result.copy()
     right[case.result == 0] = -0.0
-    assert not difference(right, case)
+    assert not run.difference(right, case)
     wrong = case.result.copy()
     wrong.reshape(-1).view("u4")[17] ^= 1
-    reason = difference(wrong, case)
+    reason = run.difference(wrong, case)
     assert reason == "1 of 72 elements differ"
     loose = replace(case, absolute=1e-3)
-    assert not difference(wrong, loose)
+    assert not run.difference(wrong, loose)
     wrong.reshape(-1)[3] = np.nan
-    assert difference(wrong, loose)
+    assert run.difference(wrong, loose)
 
 
 KERNEL = """

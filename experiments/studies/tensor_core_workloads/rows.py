@@ -102,13 +102,13 @@ def variants(key: str, number: int) -> list[Variant]:
 # -------------------------------------------------------------------------------- small versions
 
 SMALL = {
-    "h": 14,
-    "w": 15,
-    "d": 5,
-    "c": 40,
-    "k": 136,
-    "m": 200,
-    "n": 136,
+    "h": 11,
+    "w": 13,
+    "d": 4,
+    "c": 24,
+    "k": 72,
+    "m": 150,
+    "n": 72,
     "b": 2,
     "l": 12,
     "u": 4,
@@ -124,16 +124,16 @@ def small_words(words: str) -> str:
     """Return a workload of the same operator and windows, of few elements.
 
     >>> small_words("conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 layout=NHWC")
-    'conv2d n=1 c=40 h=14 w=15 k=64 r=3 s=3 pad=1 layout=NHWC'
+    'conv2d n=1 c=24 h=11 w=13 k=64 r=3 s=3 pad=1 layout=NHWC'
     """
     operator, *settings = words.split()
     sizes = dict(setting.split("=") for setting in settings)
     most = SMALL
     if "d" in sizes:
-        most = {**SMALL, "h": 7, "w": 8, "k": 72}
+        most = {**SMALL, "h": 6, "w": 7}
     if "gem" in operator:
         # A matrix product is deep where a convolution has channels.
-        most = {**SMALL, "k": 216}
+        most = {**SMALL, "k": 152}
     elif sizes.get("n", "").isdigit():
         # Images.
         most = {**most, "n": 2}
