@@ -578,7 +578,12 @@ def tensor_map(driver: Driver, document: Mapping[str, Any], address: int) -> Any
     if box is None:
         extents = array(u32, document["box"])
         driver.call("cuTensorMapEncodeTiled", *begin, *dims, extents, *end)
-        return encoded
-    corners = array(i32, box["lower"]), array(i32, box["upper"]), box["channels"], box["pixels"]
-    driver.call("cuTensorMapEncodeIm2col", *begin, *dims, *corners, *end)
+    else:
+        corners = array(i32, box["lower"]), array(i32, box["upper"])
+        numbers = box["channels"], box["pixels"]
+        driver.call("cuTensorMapEncodeIm2col", *begin, *dims, *corners, *numbers, *end)
+    # Drivers up to CUDA 13.1 mark maps of small arrays wrongly, so that copies may fault: the bit
+    # that CUTLASS clears (cute/atom/copy_traits_sm90_tma.hpp).
+    if document["small"] and driver.number("cuDriverGetVersion") <= 13010:
+        encoded[1] &= ~(1 << 21)
     return encoded
