@@ -65,8 +65,8 @@ def test_a_folder_of_a_random_kernel_checks_itself(
 ) -> None:
     monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
     # Machine code of one architecture is enough, and nvcc takes most of the time.
-    every = saving_target.architectures
-    monkeypatch.setattr(saving_target, "architectures", lambda each: every(each)[:1])
+    every = saving_target.architectures_of
+    monkeypatch.setattr(saving_target, "architectures_of", lambda each: every(each)[:1])
     target, words, options = random_options(seed)
     spec = hardware_spec(target)
     folder = tmp_path / "layer"
