@@ -88,13 +88,19 @@ def _run(command: Sequence[str]) -> None:
         raise LoweringError(f"nvcc rejects a kernel: {(lines or [process.stderr.strip()])[0]}")
 
 
-def architectures_of(instruction: TensorCoreInstruction) -> tuple[str, ...]:
+def architectures_of(instruction: TensorCoreInstruction, *, bulk: bool = False) -> tuple[str, ...]:
     """Return the architectures that have an instruction, the oldest first.
 
     Warp groups are executed by compute capability 9.0 alone.
+
+    Parameters
+    ----------
+    instruction : TensorCoreInstruction
+        Instruction of the kernels.
+    bulk : bool
+        True if they make bulk copies, which are there from compute capability 9.0.
     """
     if instruction.kind == "wgmma":
         return ("sm_90a",)
-    return tuple(
-        name for name in ARCHITECTURES if int(name.removeprefix("sm_")) >= instruction.architecture
-    )
+    least = max(instruction.architecture, 90 * bulk)
+    return tuple(name for name in ARCHITECTURES if int(name.removeprefix("sm_")) >= least)

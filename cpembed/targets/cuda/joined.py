@@ -25,6 +25,7 @@ from cpembed.targets.cuda.build import (
 from cpembed.targets.cuda.cases import Case, Expected, case_of, cases_of
 from cpembed.targets.cuda.compiling import architectures_of
 from cpembed.targets.cuda.executor import DeviceArray, Launch, Order, compile_text
+from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.saving import named
 
 Part = tuple[Computation, Epilogue]
@@ -95,7 +96,9 @@ class JoinedKernels:
             zero = _zero(output)
             sources.append(zero.source)
             kernels[:0] = zero.kernels
-        text = CudaText("\n".join(sources), tuple(kernels), architectures_of(first.instruction))
+        bulk = any(isinstance(part.plan, HopperPlan) for part in parts.values())
+        architectures = architectures_of(first.instruction, bulk=bulk)
+        text = CudaText("\n".join(sources), tuple(kernels), architectures)
         return cls(text, tuple(inputs.values()), output, frozenset(prepares))
 
     def run(self, inputs: Mapping[str, Array], order: Order | int = Order.FORWARD) -> Array:

@@ -14,6 +14,7 @@ from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.cases import Case, cases_of
 from cpembed.targets.cuda.compiling import architectures_of
 from cpembed.targets.cuda.executor import Order
+from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.joined import JoinedKernels, Part, joined_cases
 from cpembed.targets.cuda.pack.packing import pack_layer, pack_programs
 from cpembed.targets.cuda.pack.results import read_results
@@ -94,9 +95,10 @@ class SavingTarget:
         program, epilogue = plan.product.program, plan.product.epilogue
         # In the workload's order: the factors of a kernel may be exchanged.
         order = {operand.tensor: n for n, operand in enumerate(program.unfused.inputs)}
+        supported = architectures_of(plan.product.instruction, bulk=isinstance(plan, HopperPlan))
         return SavedKernel(
             name=name,
-            text=replace(artifact.text, architectures=architectures_of(plan.product.instruction)),
+            text=replace(artifact.text, architectures=supported),
             inputs=sorted(artifact.operands(), key=lambda tensor: order.get(tensor.tensor, 9)),
             outputs=artifact.results(),
             prepares=artifact.prepares(),

@@ -161,6 +161,8 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
     instructions = stages * schedule.depth * rows
     warps = schedule.consumers // LANES
     loads = share.results * warps * _read_back(plan)
+    if schedule.warps is not None:
+        loads += stages * fragment_wavefronts(plan)
     if schedule.in_registers:
         # Four matrices of eight rows for each warp and instruction.
         loads += instructions * WARPS * 4
@@ -170,7 +172,7 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
     sums = plan.block_sums * size_bytes(product.sums)
     results = share.elements * size + parts * sums
     return HopperTraffic(
-        products=instructions * WARPS,
+        products=instructions * (WARPS if schedule.warps is None else schedule.block[1]),
         matrix_wavefronts=instructions * _matrix_wavefronts(plan),
         image_bytes=stages * sum(images),
         phases=2 * stages,
@@ -187,10 +189,19 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
 
 def _matrix_wavefronts(plan: HopperPlan) -> int:
     """Count the wavefronts of the factors of one instruction, which swizzles keep apart."""
+    if plan.schedule.warps is not None:
+        return 0
     instruction = plan.product.instruction
     lines = plan.schedule.tile[1] * instruction.n
     lines += 0 if plan.schedule.in_registers else instruction.m
     return lines * MATRIX_BYTES // WAVEFRONT_BYTES
+
+
+def fragment_wavefronts(plan: HopperPlan) -> int:
+    """Count the wavefronts of all warps that load the fragments of a stage by ``ldmatrix``."""
+    rows, columns = plan.schedule.tile
+    # Swizzles keep the eight rows of a matrix apart.
+    return plan.schedule.consumers // LANES * plan.schedule.depth * (4 * rows + 2 * columns)
 
 
 def result_wavefronts(plan: HopperPlan) -> int:

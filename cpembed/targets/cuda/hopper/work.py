@@ -10,11 +10,12 @@ from cpembed.targets.cuda.hopper.schedule import LAUNCH_REGISTERS, WARP_ROWS, Ho
 from cpembed.targets.cuda.hopper.tiles import wave_reads
 from cpembed.targets.cuda.hopper.traffic import (
     HopperTraffic,
+    fragment_wavefronts,
     result_wavefronts,
     traffic,
 )
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
-from cpembed.targets.cuda.model import Gpu, KernelWork, Phase
+from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.traffic import (
     COPY_INSTRUCTIONS,
@@ -22,6 +23,9 @@ from cpembed.targets.cuda.traffic import (
     element_kernel,
     operand_bytes,
 )
+
+STAGE_INSTRUCTIONS = 30
+"""Number of integer instructions of a consumer warp for a stage, beside its loads of fragments."""
 
 
 def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
@@ -76,6 +80,8 @@ def _fetch(plan: HopperPlan, gpu: Gpu) -> Phase:
 def _compute(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     """Return the products of a stage, whose factors are read from shared memory."""
     schedule = plan.schedule
+    if schedule.warps is not None:
+        return _compute_of_warps(plan, gpu)
     rows, columns = schedule.block
     tensor = rows * columns * schedule.depth * gpu.product_cycles
     stages = plan.order.tiles * schedule.cluster_blocks * plan.steps
@@ -83,6 +89,20 @@ def _compute(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     issue = rows * schedule.depth * (WARP_GROUP // LANES) / gpu.unit.schedulers
     # Products of neighbouring stages overlap, so no stage waits for its own.
     return Phase(max(tensor, shared), tensor, shared, issue)
+
+
+def _compute_of_warps(plan: HopperPlan, gpu: Gpu) -> Phase:
+    """Return the fragments and products of a stage, of warps of their own."""
+    schedule = plan.schedule
+    (rows, columns), warps = schedule.tile, schedule.consumers // LANES
+    products = product_cycles(gpu, warps, rows * columns, schedule.depth)
+    shared = fragment_wavefronts(plan)
+    loads = warps * schedule.depth * (rows + -(-columns // 2))
+    # Fragments of the next stage are loaded behind the last products but one; a warp waits for its
+    # mbarrier, which is in shared memory, and for no other warp.
+    cycles = max(products.cycles, shared) + gpu.unit.shared_load_cycles
+    issue = products.issue + (loads + warps * STAGE_INSTRUCTIONS) / gpu.unit.schedulers
+    return Phase(cycles, products.tensor, shared, issue)
 
 
 def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:

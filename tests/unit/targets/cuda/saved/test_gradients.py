@@ -16,7 +16,7 @@ from cpembed.driver.gradients import named_gradient, names_gradient
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
-from cpembed.targets.cuda import compiling, saving_target
+from cpembed.targets.cuda import compiling, joined
 from cpembed.targets.cuda.executor import COMPILER
 from tests.unit.targets.cuda.saved import fake_driver
 
@@ -94,8 +94,10 @@ def test_one_command_makes_and_saves_all_phases(
 ) -> None:
     monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
     every = compiling.architectures_of
-    for module in (compiling, saving_target):
-        monkeypatch.setattr(module, "architectures_of", lambda each: every(each)[:1])
+    for module in (compiling, joined):
+        monkeypatch.setattr(
+            module, "architectures_of", lambda each, bulk=False: every(each, bulk=bulk)[:1]
+        )
     settings, target, options = RUNS[name]
     words = ["conv2d_dgrad", "n=1", "c=8", "k=9", *settings.split()]
     folder = tmp_path / "grad"
