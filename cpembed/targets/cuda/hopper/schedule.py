@@ -2,7 +2,8 @@
 
 Each consumer group of a block computes its own rows of instruction tiles and all columns of the
 block; neighbouring tiles of columns are one instruction. Another group fills a ring of stages ahead
-of them.
+of them. Where each warp executes instructions of its own, the consumers are warps, and the producer
+is another warp.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.epilogue import input_parameters
 from cpembed.targets.cuda.hopper.layouts import SharedImage
 from cpembed.targets.cuda.hopper.tiles import TileOrder, streamed_tiles
 from cpembed.targets.cuda.hopper.views import ImageView, image_views
@@ -20,7 +23,7 @@ from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES, Staging
 
-MAX_GROUPS = 2
+MAX_GROUPS = 3
 MAX_STAGES = 12
 
 WARP_ROWS = 16
@@ -33,15 +36,22 @@ BARRIER_BYTES = 8
 
 # A multiprocessor has 65,536 registers, a block of two consumer groups 384 threads: each starts
 # with 168, of which the producers give some to the consumers. Producers that compute addresses of
-# their own need more than one thread that issues copies of TMA.
-MAX_REGISTERS = 255
-LAUNCH_REGISTERS = 168
-PRODUCER_REGISTERS = {False: 40, True: 72}
-CONSUMER_REGISTERS = {False: 232, True: 216}
-"""Registers of a thread by whether producers compute addresses, with two consumer groups."""
+# their own need more than one thread that issues copies of TMA, and more than three groups leave.
+MULTIPROCESSOR_REGISTERS, MAX_REGISTERS = 65_536, 255
+
+MULTIPROCESSOR_THREADS = 1536
+"""Maximum number of threads of a multiprocessor of sm_120, the least of all with bulk copies."""
+
+REGISTERS = {(2, False): (168, 40, 232), (2, True): (168, 72, 216), (3, False): (128, 40, 152)}
+"""Registers of a thread at the launch, of producers and of consumers, by the number of consumer
+groups and by whether producers compute addresses."""
 
 CONTROL_REGISTERS = 40
 """Registers of a consumer beside its sums, estimated."""
+PART_REGISTERS = 24
+"""Further ones where parts of sums are stored and added."""
+INPUT_REGISTERS = 40
+"""Further ones where vectors or a residual are added to results."""
 
 Load = Literal["bulk", "tensor", "threads"]
 """Copies of a factor into shared memory: of packed images in bulk, of boxes or pixels of a tensor
@@ -53,9 +63,9 @@ class HopperSchedule:
     """Choices of a kernel of warp groups."""
 
     groups: int
-    """Number of consumer groups of a block, along rows."""
+    """Number of consumer groups of a block, along rows; 1 with ``warps``."""
     tile: tuple[int, int]
-    """Number of instruction tiles of a group along rows and columns."""
+    """Number of instruction tiles of a group, or of one of ``warps``, along rows and columns."""
     depth: int = 4
     """Number of instruction tiles along the reduction in a stage."""
     stages: int = 4
@@ -72,8 +82,13 @@ class HopperSchedule:
     """True if the stages of the last tiles are divided evenly among the blocks."""
     cluster: tuple[int, int] = (1, 1)
     """Number of blocks along rows and columns that share what TMA loads."""
+    warps: tuple[int, int] | None = None
+    """Number of consumer warps along rows and columns that execute instructions of their own; None
+    for warp groups."""
     in_registers: bool = False
-    """True if consumers load the first factor into registers, for which its products wait."""
+    """True if consumers load the first factor into registers."""
+    alternating: bool = False
+    """True if consumer groups compute tiles in turn: one stores while the next one multiplies."""
     layouts: tuple[int, int] = (0, 0)
     """Numbers of the factors' layouts: of the views of TMA for tensor copies, otherwise of those in
     :class:`~cpembed.targets.cuda.lower.TiledProduct`."""
@@ -81,7 +96,8 @@ class HopperSchedule:
     @property
     def block(self) -> tuple[int, int]:
         """Number of instruction tiles of a block along rows and columns."""
-        return self.groups * self.tile[0], self.tile[1]
+        rows, columns = self.warps or (1 if self.alternating else self.groups, 1)
+        return rows * self.tile[0], columns * self.tile[1]
 
     @property
     def cluster_blocks(self) -> int:
@@ -95,16 +111,26 @@ class HopperSchedule:
     @property
     def consumers(self) -> int:
         """Number of threads that multiply."""
+        if self.warps is not None:
+            return math.prod(self.warps) * LANES
         return self.groups * WARP_GROUP
 
     @property
+    def readers(self) -> int:
+        """Number of warps of a block that read a stage, and that store a block of results."""
+        return self.consumers // LANES // (self.groups if self.alternating else 1)
+
+    @property
     def threads(self) -> int:
-        return self.consumers + WARP_GROUP
+        return self.consumers + (WARP_GROUP if self.warps is None else LANES)
 
     def __str__(self) -> str:
         (rows, columns), plural = self.block, "s" * (self.groups > 1)
+        units = f"{self.groups} warp group{plural}"
+        if self.warps is not None:
+            units = f"{self.warps[0]} x {self.warps[1]} warps and a producer"
         words = [
-            f"blocks of {rows} x {columns} tiles on {self.groups} warp group{plural}",
+            f"blocks of {rows} x {columns} tiles on {units}",
             f"{self.depth} deep in {self.stages} stages",
             f"factors by {self.loads[0]} and {self.loads[1]} copies",
         ]
@@ -114,6 +140,7 @@ class HopperSchedule:
         words += [f"clusters of {self.cluster[0]} x {self.cluster[1]}"] * (self.cluster_blocks > 1)
         words += ["the last tiles divided evenly"] * self.streamed
         words += ["the first factor in registers"] * self.in_registers
+        words += ["groups take turns"] * self.alternating
         return ", ".join(words)
 
 
@@ -236,8 +263,14 @@ class HopperPlan:
         return self.barrier_offset + 2 * self.schedule.stages * BARRIER_BYTES
 
     @property
-    def shared_bytes(self) -> int:
+    def turn_offset(self) -> int:
+        """First byte of the mbarriers by which each group learns that it may multiply."""
         return self.flag_offset + BARRIER_BYTES * self.schedule.streamed
+
+    @property
+    def shared_bytes(self) -> int:
+        turns = self.schedule.groups if self.schedule.alternating else 0
+        return self.turn_offset + BARRIER_BYTES * turns
 
     @property
     def block_sums(self) -> int:
@@ -304,17 +337,67 @@ class HopperPlan:
         return "threads" in self.schedule.loads
 
     @property
+    def is_whole(self) -> bool:
+        """True if each work item is the whole reduction of its results."""
+        return self.schedule.splits == 1 and not self.order.streamed
+
+    @property
     def registers(self) -> int:
         """Estimated registers of a thread of the consumers."""
         rows, columns = self.schedule.tile
-        first, _, sums = self.product.instruction.registers
+        first, second, sums = self.product.instruction.registers
         total = rows * columns * sums + CONTROL_REGISTERS
+        if self.schedule.warps is not None:
+            # Two sets of fragments, and a place for each depth of a stage.
+            total += 2 * (rows * first + columns * second + self.schedule.depth)
         if self.schedule.in_registers:
-            total += rows * self.schedule.depth * first
+            total += self.fragment_registers
+        # What ptxas of CUDA 13 spills of kernels with 160 and 192 sums a thread says how many more.
+        total += PART_REGISTERS * self.schedule.streamed
+        total += INPUT_REGISTERS * bool(input_parameters(self.product))
         return -(-total // 8) * 8
+
+    @property
+    def fragment_sets(self) -> int:
+        """Number of sets of registers that the first factor is loaded into.
+
+        One is loaded while products read the other. A stage of one product begins with either.
+        """
+        return 1 if self.schedule.depth % 2 else 2
+
+    @property
+    def fragment_registers(self) -> int:
+        """Number of registers of a thread for the first factor."""
+        return self.fragment_sets * self.schedule.tile[0] * self.product.instruction.registers[0]
+
+    @property
+    def min_blocks(self) -> int:
+        """Number of blocks that a multiprocessor has registers for; 0 if ptxas may decide."""
+        schedule = self.schedule
+        if schedule.warps is not None:
+            # ptxas for sm_120 would take too few registers, for more blocks. Each of the
+            # four schedulers has a quarter of the registers.
+            resident = 4 * (MULTIPROCESSOR_REGISTERS // 4 // (self.registers * LANES))
+            warps = min(resident, MULTIPROCESSOR_THREADS // LANES)
+            return max(1, warps * LANES // schedule.threads)
+        # Registers can be passed from group to group only if ptxas knows how many each thread
+        # begins with.
+        return int(schedule.groups > 1)
+
+    @property
+    def register_shares(self) -> tuple[int, int, int]:
+        """Registers of a thread at the launch, of producers, and of consumers.
+
+        Raises :class:`LoweringError` if groups have too few to pass on.
+        """
+        key = self.schedule.groups, self.by_threads
+        if key not in REGISTERS:
+            raise LoweringError(f"{self.schedule}: the registers of so many groups are too few")
+        return REGISTERS[key]
 
     @property
     def register_limit(self) -> int:
         if self.schedule.groups == 1:
-            return MAX_REGISTERS
-        return CONSUMER_REGISTERS[self.by_threads]
+            share = MULTIPROCESSOR_REGISTERS // self.schedule.threads // 8 * 8
+            return min(MAX_REGISTERS, share)
+        return self.register_shares[2]

@@ -31,14 +31,12 @@ class HopperDetails(CudaDetails):
 
     def rows(self) -> list[Row]:
         counters = self.counters
-        copied, sectors = counters.bulk_load_bytes, counters.bulk_load_sectors
         # Counters count warps; a product is executed by those of a group.
         products = sum(counters.mma.values()) * LANES // WARP_GROUP
         rows = [
             *(row for row in super().rows() if row[0] != "counted"),
             ("counted", f"{products:,} products of the instruction"),
             ("factors", f"{counters.wgmma_wavefronts:,} wavefronts read by products"),
-            ("bulk copies", f"{copied:,} bytes loaded in {sectors:,} sectors"),
         ]
         if counters.multicast_bytes:
             rows.append(("multicast", f"{counters.multicast_bytes:,} bytes to further blocks"))

@@ -16,6 +16,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.factors import Numbers, digit_values
 from cpembed.targets.cuda.hopper.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.hopper.loads import factor_bytes
+from cpembed.targets.cuda.hopper.reads import SECTOR_BYTES
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.hopper.tiles import WorkItem
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
@@ -26,9 +27,6 @@ MATRIX_BYTES = 32
 """Number of bytes along the depth of the factors of one instruction."""
 
 WARPS = WARP_GROUP // LANES
-
-SECTOR_BYTES = 32
-"""Number of bytes of global memory that are read or written together."""
 
 COUNTER_BYTES = 4
 """Number of bytes of the count of a tile's parts."""
@@ -47,7 +45,7 @@ class HopperTraffic:
     image_bytes : int
         Bytes that bulk copies write to shared memory, zeros included.
     phases : int
-        Phases of mbarriers: each stage is filled and given back.
+        Phases of mbarriers: each stage is filled and given back, and groups give their turn on.
     shared_load_wavefronts, shared_store_wavefronts : int
         Wavefronts of threads: results, and factors that threads copy or load into registers.
     stored_bytes : int
@@ -159,8 +157,10 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
     # A copy to several blocks counts once.
     images = [factor_bytes(plan, n) // schedule.sharers(n) for n in range(2)]
     instructions = stages * schedule.depth * rows
-    warps = schedule.consumers // LANES
+    warps = schedule.readers
     loads = share.results * warps * _read_back(plan)
+    if schedule.warps is not None:
+        loads += stages * fragment_wavefronts(plan)
     if schedule.in_registers:
         # Four matrices of eight rows for each warp and instruction.
         loads += instructions * WARPS * 4
@@ -170,10 +170,10 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
     sums = plan.block_sums * size_bytes(product.sums)
     results = share.elements * size + parts * sums
     return HopperTraffic(
-        products=instructions * WARPS,
+        products=instructions * (WARPS if schedule.warps is None else schedule.block[1]),
         matrix_wavefronts=instructions * _matrix_wavefronts(plan),
         image_bytes=stages * sum(images),
-        phases=2 * stages,
+        phases=2 * stages + share.results * schedule.alternating,
         shared_load_wavefronts=loads + parts * warps,
         shared_store_wavefronts=share.results * warps * _staged(plan)
         + stages * copy_wavefronts(plan)
@@ -187,15 +187,24 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
 
 def _matrix_wavefronts(plan: HopperPlan) -> int:
     """Count the wavefronts of the factors of one instruction, which swizzles keep apart."""
+    if plan.schedule.warps is not None:
+        return 0
     instruction = plan.product.instruction
     lines = plan.schedule.tile[1] * instruction.n
     lines += 0 if plan.schedule.in_registers else instruction.m
     return lines * MATRIX_BYTES // WAVEFRONT_BYTES
 
 
+def fragment_wavefronts(plan: HopperPlan) -> int:
+    """Count the wavefronts of all warps that load the fragments of a stage by ``ldmatrix``."""
+    rows, columns = plan.schedule.tile
+    # Swizzles keep the eight rows of a matrix apart.
+    return plan.schedule.consumers // LANES * plan.schedule.depth * (4 * rows + 2 * columns)
+
+
 def result_wavefronts(plan: HopperPlan) -> int:
     """Count the wavefronts of a block of results, or of a part of its sums."""
-    warps = plan.schedule.consumers // LANES
+    warps = plan.schedule.readers
     return warps * (_staged(plan) + _read_back(plan))
 
 

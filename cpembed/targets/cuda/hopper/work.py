@@ -6,15 +6,16 @@ import numpy as np
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.reads import mean_bytes
-from cpembed.targets.cuda.hopper.schedule import LAUNCH_REGISTERS, WARP_ROWS, HopperPlan
+from cpembed.targets.cuda.hopper.schedule import WARP_ROWS, HopperPlan
 from cpembed.targets.cuda.hopper.tiles import wave_reads
 from cpembed.targets.cuda.hopper.traffic import (
     HopperTraffic,
+    fragment_wavefronts,
     result_wavefronts,
     traffic,
 )
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
-from cpembed.targets.cuda.model import Gpu, KernelWork, Phase
+from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.traffic import (
     COPY_INSTRUCTIONS,
@@ -22,6 +23,9 @@ from cpembed.targets.cuda.traffic import (
     element_kernel,
     operand_bytes,
 )
+
+STAGE_INSTRUCTIONS = 30
+"""Number of integer instructions of a consumer warp for a stage, beside its loads of fragments."""
 
 
 def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
@@ -34,7 +38,7 @@ def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
         steps = -(-plan.order.tiles * plan.steps // plan.grid)
         items += 1
     schedule = plan.schedule
-    registers = plan.registers if schedule.groups == 1 else LAUNCH_REGISTERS
+    registers = plan.registers if schedule.groups == 1 else plan.register_shares[0]
     return KernelWork(
         "product",
         plan.grid,
@@ -47,6 +51,7 @@ def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
         compute=_compute(plan, counts, gpu),
         result=_result(plan, counts, gpu),
         results=items,
+        overlapped=schedule.alternating,
         dram_bytes=_bytes_from_dram(plan, gpu) + counts.stored_bytes,
         auxiliary=_auxiliary(plan, gpu),
     )
@@ -76,6 +81,8 @@ def _fetch(plan: HopperPlan, gpu: Gpu) -> Phase:
 def _compute(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     """Return the products of a stage, whose factors are read from shared memory."""
     schedule = plan.schedule
+    if schedule.warps is not None:
+        return _compute_of_warps(plan, gpu)
     rows, columns = schedule.block
     tensor = rows * columns * schedule.depth * gpu.product_cycles
     stages = plan.order.tiles * schedule.cluster_blocks * plan.steps
@@ -85,6 +92,20 @@ def _compute(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     return Phase(max(tensor, shared), tensor, shared, issue)
 
 
+def _compute_of_warps(plan: HopperPlan, gpu: Gpu) -> Phase:
+    """Return the fragments and products of a stage, of warps of their own."""
+    schedule = plan.schedule
+    (rows, columns), warps = schedule.tile, schedule.consumers // LANES
+    products = product_cycles(gpu, warps, rows * columns, schedule.depth)
+    shared = fragment_wavefronts(plan)
+    loads = warps * schedule.depth * (rows + -(-columns // 2))
+    # Fragments of the next stage are loaded behind the last products but one; a warp waits for its
+    # mbarrier, which is in shared memory, and for no other warp.
+    cycles = max(products.cycles, shared) + gpu.unit.shared_load_cycles
+    issue = products.issue + (loads + warps * STAGE_INSTRUCTIONS) / gpu.unit.schedulers
+    return Phase(cycles, products.tensor, shared, issue)
+
+
 def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     """Return the transfer of a block's results through shared memory to L2."""
     product, items = plan.product, plan.results
@@ -92,7 +113,7 @@ def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     elements = rows * columns * product.instruction.m * product.instruction.n
     shared = result_wavefronts(plan)
     vectors = elements / product.output.length / LANES
-    warps = plan.schedule.consumers // LANES
+    warps = plan.schedule.readers
     issue_of_warp = vectors / warps * RESULT_INSTRUCTIONS * gpu.unit.integer_cycles
     strips = elements / warps / (WARP_ROWS * plan.staging.columns)
     waits = strips * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
