@@ -51,11 +51,11 @@ def _combine(call: Call) -> str:
     call.require_operands(3)
     operation = {**_SUMS, **_BITS}[call["operation"]]
     kind = "kSigned32" if call["type"] == "s32" else "kUnsigned32"
-    made = (
+    combined = (
         f"executor_combine(f_, executor::{operation}, executor::{kind}, {call.value(2, 'b32')}, "
         f"{call.value(1, 'b32')})"
     )
-    return f"{call.function} {call.assign(call.operands[0], 'b32', made)}"
+    return f"{call.function} {call.assign(call.operands[0], 'b32', combined)}"
 
 
 @instruction("match", required("mode", "any", "all"), required("sync", "sync"),

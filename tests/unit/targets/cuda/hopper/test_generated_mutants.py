@@ -85,7 +85,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "registers", r"(cpembed_wgmma_commit\(\);)", r"\1 fragments_ptr[0] += 1;",
     ),
     "fragments are loaded after the fence": (
-        "registers", r"(cpembed_wgmma_wait_0\(\);)(\s+cpembed_ldmatrix[\s\S]*?)cpembed_wgmma_fence\(\);",
+        "registers",
+        r"(cpembed_wgmma_wait_0\(\);)(\s+cpembed_ldmatrix[\s\S]*?)cpembed_wgmma_fence\(\);",
         r"\1 cpembed_wgmma_fence();\2",
     ),
     "fragments of the first warp": ("registers", r"\(warp_ptr\[0\] & 3\)", "0"),
