@@ -6,6 +6,8 @@ import random
 import re
 import shutil
 import subprocess
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,59 @@ def test_blocks_of_a_cluster_share_what_they_load(
     compare(operator, kernels, 3)
     check_counts(kernels)
     assert kernels.kernel_counters["product_kernel"].multicast_bytes > 0
+
+
+@needs_compiler
+@pytest.mark.parametrize("target", ["wgmma_f16_f16", "wgmma_s8"])
+def test_parts_of_any_sums_are_added(target: str) -> None:
+    words = "gemm m=133 n=75 k=264" + " dtype=int8" * (target == "wgmma_s8")
+    operator, product = lowered(words, target, "fused")
+    schedule = HopperSchedule(2, (1, 4), 2, 4, ("threads", "bulk"), streamed=True, blocks=4)
+    plan = HopperPlan(product, schedule)
+    check(plan, SHARED_BYTES)
+    assert plan.order.streamed_parts == 4
+    kernels = CudaKernels(plan, cuda_text(plan))
+    compare(operator, kernels, 3)
+    check_counts(kernels)
+
+
+@needs_compiler
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("in_registers", [False, True])
+def test_groups_take_turns(groups: int, in_registers: bool) -> None:
+    """One block computes more tiles than there are groups, of which each has several stages."""
+    operator, product = lowered("gemm m=300 n=40 k=200", "wgmma_f16", "in_place_padded")
+    schedule = HopperSchedule(
+        groups, (1, 5), 2, 3, ("tensor", "tensor"), blocks=1, in_registers=in_registers,
+        alternating=True,
+    )  # fmt: skip
+    plan = HopperPlan(product, schedule)
+    check(plan, SHARED_BYTES)
+    kernels = CudaKernels(plan, cuda_text(plan))
+    compare(operator, kernels, 3)
+    check_counts(kernels)
+
+
+@needs_compiler
+def test_workers_have_shares_of_the_traffic() -> None:
+    """Counted one by one, their work is that of the kernel, and the emulator's."""
+    _, product = lowered(
+        "conv2d n=2 c=32 h=9 w=9 k=40 r=3 s=3 pad=1 layout=NHWC", "wgmma_f16", "fused"
+    )
+    schedule = HopperSchedule(1, (1, 3), 2, 3, ("tensor", "tensor"), blocks=3)
+    plan = HopperPlan(product, schedule)
+    kernels = CudaKernels(plan, cuda_text(plan))
+    total = Counter[str]()
+    for worker in range(plan.order.workers):
+        share, counters = traffic(plan, [worker]), kernels.count([worker])
+        assert share.stored_bytes == counters.global_store_bytes
+        assert share.matrix_wavefronts == counters.wgmma_wavefronts
+        items = list(plan.order.items(worker))
+        assert loaded(plan, items) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
+        total.update(asdict(share))
+    # Each rounds its bytes up to sectors.
+    del total["stored_sectors"]
+    assert total == Counter({name: n for name, n in asdict(traffic(plan)).items() if name in total})
 
 
 STORED = {
