@@ -83,8 +83,6 @@ def product_kernel(plan: HopperPlan) -> Writer:
             if plan.min_blocks:
                 script.line(f'T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", {plan.min_blocks})')
             _Body(writer, plan).write()
-    # A block that is alone has no number: nvcc warns of variables that nothing reads.
-    script.drop_unread()
     return writer
 
 

@@ -35,6 +35,8 @@ def check(plan: HopperPlan, shared_bytes: int) -> None:
             f"{schedule}: tiles count from 1, groups from 1 to {MAX_GROUPS}, stages from 2 to "
             f"{MAX_STAGES}"
         )
+    if schedule.splits > 1 and product.output.placement is not None:
+        raise LoweringError(f"{schedule}: the kernel that adds parts writes an entire buffer")
     if product.instruction.kind == "mma":
         _check_warps(plan)
     else:
