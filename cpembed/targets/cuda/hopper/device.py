@@ -145,19 +145,6 @@ def _barriers() -> Iterator[_Definition]:
         f"{barrier}, int parity",
         [_asm(wait, _shared("barrier"), '"r"(parity)')],
     )
-    # What other blocks of a cluster did before they arrived is visible behind it.
-    yield (
-        "void",
-        "cpembed_mbarrier_wait_cluster",
-        f"{barrier}, int parity",
-        [
-            _asm(
-                wait.replace(".parity", ".parity.acquire.cluster"),
-                _shared("barrier"),
-                '"r"(parity)',
-            )
-        ],
-    )
     synchronise = ["arrive.release", "wait.acquire"]
     yield (
         "void",
@@ -165,9 +152,12 @@ def _barriers() -> Iterator[_Definition]:
         "",
         [_asm(f"barrier.cluster.{step}.aligned;") for step in synchronise],
     )
+    # Without .release.cluster, and waited for without .acquire.cluster, as CUTLASS does it
+    # (cutlass/arch/barrier.h, ClusterBarrier): nothing that a consumer writes is read behind it.
+    # Otherwise ptxas puts a memory barrier into each stage, and clears L1.
     arrive = (
         "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote]; }"
     )
     yield (
         "void",
