@@ -24,6 +24,7 @@ from cpembed.targets.cuda.hopper.reads import loaded
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
 from cpembed.targets.cuda.hopper.traffic import HopperTraffic, traffic
 from tests.unit.targets.cuda.hopper.products import SHARED_BYTES, lowered, random_plan
+from tests.unit.targets.cuda.machine_code import opcodes
 
 needs_compiler = pytest.mark.skipif(
     bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
@@ -207,6 +208,30 @@ def test_results_are_stored_by_their_epilogue(stored: str, layout: str, target: 
     operator, product = lowered(words, target, "fused", 0, epilogue)
     plan = random_plan(random.Random(f"{stored} {layout} {target}"), product)
     compare(operator, CudaKernels(plan, cuda_text(plan)), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("alternating", [False, True])
+def test_the_main_loop_waits_for_stages_alone(
+    cluster: tuple[int, int], alternating: bool, tmp_path: Path
+) -> None:
+    """Between products is no memory barrier, and descriptors stay in uniform registers."""
+    _, product = lowered("gemm m=8192 n=8192 k=8192", "wgmma_f16", "fused")
+    schedule = HopperSchedule(
+        2, (1, 32), 4, 4, ("tensor", "tensor"), blocks=132, cluster=cluster,
+        alternating=alternating,
+    )  # fmt: skip
+    text, cubin = tmp_path / "kernel.cu", tmp_path / "kernel.cubin"
+    text.write_text(cuda_text(HopperPlan(product, schedule)).source)
+    options = ["-cubin", "-arch=sm_90a", "-std=c++17", "-O3", "-o", str(cubin)]
+    subprocess.run(["nvcc", *options, str(text)], check=True, capture_output=True)
+    names = opcodes(cubin)["product_kernel"]
+    products = [place for place, name in enumerate(names) if name.startswith("HGMMA")]
+    loop = names[products[0] : products[-1]]
+    assert len(products) >= 4
+    assert not [name for name in loop if name.startswith(("MEMBAR", "ERRBAR", "CCTL", "R2UR"))]
 
 
 @pytest.mark.slow
