@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -97,6 +98,11 @@ class CudaText:
     source: str
     kernels: tuple[Kernel, ...]
     architectures: tuple[str, ...] = ARCHITECTURES
+
+
+def text_digest(text: CudaText) -> str:
+    """Return the SHA-256 of a text and of its launches."""
+    return hashlib.sha256((text.source + repr(text.kernels)).encode()).hexdigest()
 
 
 def functions(plan: Plan) -> dict[str, tuple[Writer, Launch]]:

@@ -12,11 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
+from cpembed.runtime.tuning.database import PlainTrial
 from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.base import Array, Details, Execution, Row, Target
 from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
@@ -28,6 +31,7 @@ from cpembed.targets.cuda.saving import identifier, save
 from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
+from cpembed.targets.cuda.tuning import MEASURED, CudaTuner
 from cpembed.transform.program import DerivedProgram
 
 if TYPE_CHECKING:
@@ -60,15 +64,20 @@ class CudaSpace(RefinedSpace[KernelSchedule]):
         "splits": SPLITS,
     }
 
-    def __init__(self, product: TiledProduct, gpu: Gpu) -> None:
-        super().__init__(gpu)
-        self.product = product
+    @property
+    def product(self) -> TiledProduct:
+        return self.tiled
+
+    @property
+    def product_units(self) -> int:
+        # Each scheduler has a tensor core.
+        return self.gpu.unit.schedulers
 
     def first_blocks(self, count: int) -> list[Scored[KernelSchedule]]:
-        """Return the first schedules of different blocks or splits, of the smallest estimates."""
-        first: dict[tuple[object, ...], Scored[KernelSchedule]] = {}
+        """Return the first schedules of different groups, of the smallest estimates."""
+        first: dict[object, Scored[KernelSchedule]] = {}
         for item in self.ranked():
-            first.setdefault((item.schedule.block, item.schedule.splits), item)
+            first.setdefault(self.group(item.schedule), item)
             if len(first) == count:
                 break
         return list(first.values())
@@ -118,9 +127,6 @@ def _useful(numbers: Sequence[int], extent: int) -> list[int]:
     """Return the numbers below twice the extent, beyond which nothing more is used."""
     return [number for number in numbers if number < 2 * extent] or [numbers[0]]
 
-
-MEASURED = 3
-"""Number of schedules with the smallest estimates that are worth measuring before one is taken."""
 
 FIRST_LOSS, MEASURED_LOSS = 1.08, 1.01
 """Time of the schedule with the smallest estimate, and of the fastest of the first
@@ -181,6 +187,7 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
     provenance = Provenance.EMULATED
     follows_machine = True
     has_tensorir = True
+    tuner = CudaTuner
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -225,6 +232,12 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
         document: dict[str, Any] = super().schedule_json(schedule)
         # Readers of documents know this member as ``ways``.
         return {("ways" if name == "layouts" else name): v for name, v in document.items()}
+
+    def schedule_of(self, trial: PlainTrial) -> KernelSchedule:
+        document = {
+            ("layouts" if name == "ways" else name): v for name, v in trial.schedule.items()
+        }
+        return msgspec.convert(document, KernelSchedule)
 
     def schedule_text(self, embedding: Embedding, schedule: KernelSchedule) -> str:
         return str(schedule)

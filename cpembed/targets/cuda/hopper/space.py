@@ -49,7 +49,7 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
     }
 
     def __init__(self, product: HopperProduct, gpu: Gpu) -> None:
-        super().__init__(gpu)
+        super().__init__(product.tiled, gpu)
         self.product = product
 
     def scored(self, schedule: HopperSchedule) -> Scored[HopperSchedule]:

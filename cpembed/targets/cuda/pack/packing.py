@@ -17,7 +17,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer, size_bytes
 from cpembed.targets.base import Target
 from cpembed.targets.cuda import compiling
-from cpembed.targets.cuda.build import CudaText, Kernel, Parameter, Tensor
+from cpembed.targets.cuda.build import CudaText, Kernel, Parameter, Tensor, text_digest
 from cpembed.targets.cuda.cases import Case, cases_of
 from cpembed.targets.cuda.executor import Launch
 from cpembed.targets.cuda.pack import ceiling_text
@@ -134,13 +134,20 @@ def _layer(
     for number, selected in enumerate(selection, start=1):
         artifact = target.build(selected.lowered, selected.schedule)
         # Of equal texts there is one, with the roles of all.
-        key = artifact.text.source + repr(artifact.text.kernels)
+        key = text_digest(artifact.text)
         if key in variants:
             variants[key]["also"] += selected.roles
             continue
         name = f"kernel{number}"
         save_variant(saved(artifact, name, cases), folder / name, samples)
         variants[key] = _variant(selected, getattr(artifact.plan, "registers", None), name)
+        variants[key]["program"] = {
+            "embedding": selected.ranked.candidate.embedding.to_json(),
+            "rank": selected.ranked.rank,
+            "constraints": selected.ranked.constraints,
+            "schedule": target.schedule_json(selected.schedule),
+            "text": key,
+        }
     stored = layer.workload.output.dtype if layer.epilogue is None else layer.epilogue.dtype
     return {
         "request": dict(layer.request),
@@ -153,6 +160,8 @@ def _layer(
         "target": target.spec.name,
         "machine": target.described_machine,
         "epilogue": None if layer.epilogue is None else str(layer.epilogue),
+        "storing": layer.request.get("storing"),
+        "constraints": layer.request.get("constraints"),
         "plain": _converts_only(layer.epilogue),
         "macs": layer.workload.macs,
         "bytes": bytes_moved(layer.workload, stored),
