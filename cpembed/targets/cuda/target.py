@@ -218,12 +218,6 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
     def tvm_target(self) -> str:
         return "cuda"
 
-    def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
-        # Two orders of the warps: a result that depends on the order is wrong.
-        orders = (Order.REVERSE, Order.FORWARD)
-        outputs, *seconds = zip(*(artifact.outputs(inputs, o) for o in orders), strict=True)
-        return Execution(outputs, self.provenance, *seconds)
-
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
@@ -249,9 +243,6 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
         scored = space.scored(plan.schedule)
         first = tuple((str(item.schedule), item.cost) for item in space.first_blocks(MEASURED))
         return CudaDetails(artifact.counters, scored.cost, self.gpu.name, first)
-
-    def executed_by(self, artifact: CudaKernels) -> str:
-        return "emulated CUDA"
 
     # -- chains of products -----------------------------------------------------------------------
 

@@ -110,9 +110,12 @@ class CudaTuner(Tuner[S]):
     def trial_call(
         self, proposal: Proposal[S], epilogue: Any
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        candidate = proposal.design.candidate
-        kind = type(self.target)
-        return measured_us, (kind, self.spec, candidate, proposal.schedule, epilogue)
+        return measured_us, self._arguments(proposal.candidate, proposal.schedule, epilogue)
+
+    def _arguments(self, candidate: Candidate, schedule: Any, epilogue: Any) -> tuple[Any, ...]:
+        """Return what a worker builds a schedule from; a class can always be pickled."""
+        kind: type[Any] = type(self.target)
+        return kind, self.spec, candidate, schedule, epilogue
 
     def rows(self, best: PlainTrial, untuned: PlainTrial) -> list[Row]:
         before, after = ((trial.time or 0.0) for trial in (untuned, best))
@@ -164,7 +167,7 @@ class CudaTuner(Tuner[S]):
         space = self.target.space(lowered)
         scored = space.scored(self.target.schedule_from(program["schedule"]))
         # The time is that of this text and no other.
-        arguments = (type(self.target), self.spec, candidate, scored.schedule, epilogue)
+        arguments = self._arguments(candidate, scored.schedule, epilogue)
         if worker.call(built_digest, *arguments) != program["text"]:
             raise LoweringError("its kernels are generated differently now: pack it again")
         cost = overheads(candidate.program)

@@ -197,7 +197,7 @@ class HopperPlan:
     def stage_bytes(self) -> int:
         return sum(image.bytes for image in self.images)
 
-    @property
+    @cached_property
     def staging(self) -> Staging:
         """A warp's part of shared memory for some columns of its sums of an instruction tile."""
         instruction, dtype = self.product.instruction, self.product.sums
@@ -208,7 +208,7 @@ class HopperPlan:
         pitch += (8 * size - pitch) % WAVEFRONT_BYTES
         return Staging(WARP_ROWS, columns, pitch // size, dtype)
 
-    @property
+    @cached_property
     def strip(self) -> int:
         """Number of instruction tiles of columns that are staged at a time."""
         columns = self.schedule.tile[1]

@@ -100,8 +100,8 @@ def test_the_fastest_of_three_is_kept_and_runs(fake: FakeGpu) -> None:
     assert result.to_json()["provenance"] == "measured"
     # The same call measures nothing, and a run takes the schedule, whatever steps it has.
     assert tuned(output="float16").measured == 0
-    for options in ({}, {"relu": True}):
-        ran = run(workload(WORDS, target="mma_f16"), "mma_f16", output="float16", **options)
+    for relu in (False, True):
+        ran = run(workload(WORDS, target="mma_f16"), "mma_f16", output="float16", relu=relu)
         assert isinstance(ran, RunResult)
         assert ran.choice.tuned is not None
         assert ran.choice.tuned.trial == result.best
