@@ -180,7 +180,7 @@ def tune_command(
         if words or target is not None or show:
             problem = "--results takes the layers of the file: no WORKLOAD, --target or --show"
             raise click.UsageError(problem, click.get_current_context())
-        return _take_results(results, settings.database, as_json=as_json)
+        return _import_results(results, settings.database, as_json=as_json)
     if show:
         return _show_records(words, target, settings.database, as_json=as_json)
     if not words or target is None:
@@ -234,14 +234,14 @@ def _tune(resolved: options.Subject, workers: Workers, *, as_json: bool) -> int:
     return INTERRUPTED if stop.requested else 0
 
 
-def _take_results(path: Path, database: Path | None, *, as_json: bool) -> int:
+def _import_results(path: Path, database: Path | None, *, as_json: bool) -> int:
     """Store what a pack's programs measured; return the exit code."""
-    from cpembed.driver.tune_results import take_results
+    from cpembed.driver.tune_results import import_results
     from cpembed.report.tune import results_report
 
-    taken = take_results(path, database)
-    output.print_report(taken, lambda: results_report(taken), as_json=as_json)
-    return 1 if taken.refused else 0
+    imported = import_results(path, database)
+    output.print_report(imported, lambda: results_report(imported), as_json=as_json)
+    return 1 if imported.refused else 0
 
 
 def _show_records(

@@ -17,7 +17,7 @@ from cpembed.targets.tuner import TakesResults, require_tuner
 
 
 @dataclass
-class TakenResults:
+class ImportedResults:
     """Number of new trials by layer, and why other layers have none."""
 
     device: str
@@ -35,7 +35,7 @@ class TakenResults:
         }
 
 
-def take_results(path: Path, database: Path | None = None) -> TakenResults:
+def import_results(path: Path, database: Path | None = None) -> ImportedResults:
     """Store the times of a pack's kernels, so that ``run`` and ``build`` take the fastest.
 
     Parameters
@@ -54,14 +54,14 @@ def take_results(path: Path, database: Path | None = None) -> TakenResults:
     # Its report checks every member that is read below.
     _, document = measured(path)
     folder = database or tuning_folder()
-    taken = TakenResults(str(document["device"]["device"]), folder)
+    imported = ImportedResults(str(document["device"]["device"]), folder)
     for layer in document["layers"]:
         name = f"{layer['name']} on {layer['target']}"
         try:
-            taken.stored[name] = _store(layer, taken.device, folder)
-        except (CpembedError, LookupError, TypeError, ValueError, AttributeError) as error:
-            taken.refused[name] = str(error)
-    return taken
+            imported.stored[name] = _store(layer, imported.device, folder)
+        except (CpembedError, LookupError, TypeError, ValueError) as error:
+            imported.refused[name] = str(error)
+    return imported
 
 
 def _store(layer: Mapping[str, Any], device: str, folder: Path) -> int:

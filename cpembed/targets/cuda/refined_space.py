@@ -55,8 +55,8 @@ class RefinedSpace(Space[S]):
         return product_form(self.tiled)
 
     def group(self, schedule: S) -> object:
-        chosen = cast(Any, schedule)
-        return chosen.block, chosen.splits
+        fields = cast(Any, schedule)
+        return fields.block, fields.splits
 
     @abstractmethod
     def plain(self) -> Iterator[Scored[S]]:

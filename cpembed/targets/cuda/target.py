@@ -228,10 +228,12 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
         return {("ways" if name == "layouts" else name): v for name, v in document.items()}
 
     def schedule_of(self, trial: PlainTrial) -> KernelSchedule:
-        document = {
-            ("layouts" if name == "ways" else name): v for name, v in trial.schedule.items()
-        }
-        return msgspec.convert(document, KernelSchedule)
+        return self.schedule_from(trial.schedule)
+
+    def schedule_from(self, document: Mapping[str, Any]) -> KernelSchedule:
+        """Return the schedule of :meth:`schedule_json`."""
+        named = {("layouts" if name == "ways" else name): v for name, v in document.items()}
+        return msgspec.convert(named, KernelSchedule)
 
     def schedule_text(self, embedding: Embedding, schedule: KernelSchedule) -> str:
         return str(schedule)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.cost.ranking import Candidate, RankedCandidate, derive_candidate, overheads
@@ -114,7 +114,7 @@ class CudaTuner(Tuner[S]):
 
     def _arguments(self, candidate: Candidate, schedule: Any, epilogue: Any) -> tuple[Any, ...]:
         """Return what a worker builds a schedule from; a class can always be pickled."""
-        kind: type[Any] = type(self.target)
+        kind = cast("type[Any]", type(self.target))
         return kind, self.spec, candidate, schedule, epilogue
 
     def rows(self, best: PlainTrial, untuned: PlainTrial) -> list[Row]:
@@ -168,7 +168,7 @@ class CudaTuner(Tuner[S]):
         scored = space.scored(self.target.schedule_from(program["schedule"]))
         # The time is that of this text and no other.
         arguments = self._arguments(candidate, scored.schedule, epilogue)
-        if worker.call(built_digest, *arguments) != program["text"]:
+        if worker.call(_text_digest, *arguments) != program["text"]:
             raise LoweringError("its kernels are generated differently now: pack it again")
         cost = overheads(candidate.program)
         ranked = RankedCandidate(program["rank"], candidate, cost, 0.0, program["constraints"])
@@ -178,7 +178,7 @@ class CudaTuner(Tuner[S]):
         return trial
 
 
-def built_digest(
+def _text_digest(
     kind: type[Any],
     spec: HardwareSpec,
     candidate: Candidate,

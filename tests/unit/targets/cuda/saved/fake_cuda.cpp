@@ -2,7 +2,7 @@
 //   none: no device; memory: allocations fail; refuse: launches fail; idle: launches do nothing;
 //   run: launches are executed by the library FAKE_CUDA_PROGRAM, an emulated CUDA text, or by that
 //   of the image in the list FAKE_CUDA_PROGRAMS, whose lines are "image library".
-// With FAKE_CUDA_THREADS_US a thread takes as many microseconds, with FAKE_CUDA_CRASH a launch of
+// With FAKE_CUDA_THREADS_US a thread takes as many microseconds more, with FAKE_CUDA_CRASH a launch of
 // as many threads a block ends the process, and with FAKE_CUDA_HANG it never ends.
 #include "launch.h"  // ExecutorBuffer and ExecutorLaunch, as the executor has them.
 #include <dlfcn.h>
@@ -75,6 +75,7 @@ static int execute(const std::string& name, const std::string& path, const unsig
     launch.cluster[axis] = cluster[axis];
   }
   launch.shared_bytes = shared;
+  launch.computes = true;
   auto run = (const char* (*)(const ExecutorLaunch*))dlsym(library, "executor_run");
   if (!launch.invoke || !run) return 500;
   if (const char* fault = run(&launch)) {
@@ -244,7 +245,7 @@ API int cuEventSynchronize(void*) { return 0; }
 API int cuEventElapsedTime(float* ms, void*, void*) {
   *ms = 0.01f;
   if (const char* us = getenv("FAKE_CUDA_THREADS_US"))
-    *ms = float(atof(us) * (recorded[1] - recorded[0]) / 1e3);
+    *ms += float(atof(us) * (recorded[1] - recorded[0]) / 1e3);
   return 0;
 }
 API int cuGetErrorString(int status, const char** text) { return *text = message(status), 0; }
