@@ -25,8 +25,9 @@ from cpembed.ir.computation import Computation
 from cpembed.steps import step
 from cpembed.targets.cuda import compiling
 from cpembed.targets.cuda.cases import cases_of
+from cpembed.targets.cuda.pack.packing import save_variant
 from cpembed.targets.cuda.remote.conversation import Conversation
-from cpembed.targets.cuda.saving import save_kernels, save_samples
+from cpembed.targets.cuda.saving import save_samples
 
 SECONDS = 1.0
 """Seconds of timing of a kernel, after its results were checked."""
@@ -68,9 +69,7 @@ class _Layer:
         self.root = Path(tempfile.mkdtemp(prefix="cpembed-gpu-"))
         self.folder = self.root / "layers" / _SLUG
         self.folder.mkdir(parents=True)
-        self.samples = {
-            case: f"../{file}" for case, file in save_samples(self.cases, self.folder).items()
-        }
+        self.samples = save_samples(self.cases, self.folder)
         variant = {"name": _NAME, "folder": _NAME}
         document = {"variants": [variant], "rules": []}
         write_whole(self.folder / "layer.json", json.dumps(document))
@@ -85,9 +84,8 @@ class _Layer:
         """Return the median microseconds of kernels whose results are right."""
         folder = self.folder / _NAME
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
         saved = target.saved(artifact, _NAME, self.cases)
-        save_kernels(saved, folder, self.samples, _architectures(saved.text.architectures))
+        save_variant(saved, folder, self.samples, _architectures())
         outcome = self.process.layer(_SLUG)
         if _NAME in outcome.wrong:
             raise InvariantError(f"wrong on the GPU: {outcome.wrong[_NAME]}")
@@ -98,12 +96,12 @@ class _Layer:
         return outcome.times[_NAME]["us"]
 
 
-def _architectures(architectures: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of a text's architectures that the GPU here executes best, PTX's first."""
+def _architectures() -> tuple[str, ...]:
+    """Return the architectures of which the GPU here executes an image; none without nvcc."""
     if compiling.compiler() is None:
         return ()
     major, minor = device_facts()["capability"]
-    return architectures[:1] + tuple(a for a in architectures[1:] if a == f"sm_{major}{minor}")
+    return tuple(dict.fromkeys((compiling.ARCHITECTURES[0], f"sm_{major}{minor}")))
 
 
 _layers: dict[str, _Layer] = {}

@@ -184,7 +184,12 @@ def _converts_only(epilogue: Epilogue | None) -> bool:
     return not is_integer(epilogue.dtype) and epilogue == Epilogue(epilogue.dtype)
 
 
-def save_variant(saved: SavedKernel, folder: Path, samples: Samples) -> None:
+def save_variant(
+    saved: SavedKernel,
+    folder: Path,
+    samples: Samples,
+    architectures: Sequence[str] = ARCHITECTURES,
+) -> None:
     """Write a kernel of a layer, whose samples are in the folder above.
 
     Parameters
@@ -195,18 +200,19 @@ def save_variant(saved: SavedKernel, folder: Path, samples: Samples) -> None:
         Its folder.
     samples : mapping
         Files of the layer's samples.
+    architectures : sequence of str
+        Architectures that a text for all is compiled for, the first one with PTX; none to leave
+        compiling to the machine with the GPU.
     """
     folder.mkdir()
     above = {
         case: {tensor: f"../{file}" for tensor, file in files.items()}
         for case, files in samples.items()
     }
-    save_kernels(saved, folder, above, _packed_architectures(saved.text))
-
-
-def _packed_architectures(text: CudaText) -> Sequence[str]:
-    """Return those of :data:`ARCHITECTURES`, unless the text is for some architectures only."""
-    return ARCHITECTURES if text.architectures == compiling.ARCHITECTURES else text.architectures
+    # A text for some architectures only is compiled for these.
+    if architectures and saved.text.architectures != compiling.ARCHITECTURES:
+        architectures = saved.text.architectures
+    save_kernels(saved, folder, above, architectures)
 
 
 def bytes_moved(workload: Computation, stored: str) -> int:

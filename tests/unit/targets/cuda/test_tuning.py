@@ -18,6 +18,7 @@ from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.targets.cuda import measurement
 from cpembed.targets.cuda.executor import COMPILER
+from cpembed.targets.cuda.remote.load import read_manifest
 from cpembed.targets.cuda.tuning import MEASURED
 from tests.unit.targets.cuda.saved import fake_driver
 
@@ -43,17 +44,17 @@ class FakeGpu:
         self.patch, self.measured = patch, 0
         programs = folder / "programs"
         programs.write_text("")
-        save_kernels = measurement.save_kernels
+        save_variant = measurement.save_variant
 
-        def saving(kernel: Any, at: Path, *rest: Any) -> Any:
-            saved = save_kernels(kernel, at, *rest)
+        def saving(kernel: Any, at: Path, *rest: Any) -> None:
+            save_variant(kernel, at, *rest)
             self.measured += 1
-            library = fake_driver.emulated(at / saved[1]["source"])
-            lines = [f"{at / image['file']} {library}\n" for image in saved[1]["images"]]
+            manifest = read_manifest(at)
+            library = fake_driver.emulated(at / manifest["source"])
+            lines = [f"{at / image['file']} {library}\n" for image in manifest["images"]]
             programs.write_text("".join(lines))
-            return saved
 
-        patch.setattr(measurement, "save_kernels", saving)
+        patch.setattr(measurement, "save_variant", saving)
         patch.setattr(measurement, "SECONDS", 0.0)
         patch.setenv(IN_PROCESS_VARIABLE, "1")
         patch.setenv(DIRECTORY_VARIABLE, str(folder / "trials"))
