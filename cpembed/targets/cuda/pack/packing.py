@@ -55,7 +55,7 @@ def pack_programs(root: Path) -> None:
         if not (folder / "ceiling.json").is_file():
             folder.mkdir(parents=True, exist_ok=True)
             kernel = _ceiling(target)
-            save_kernels(kernel, folder, {}, _packed_architectures(kernel.text))
+            save_kernels(kernel, folder, {}, _compiled(kernel.text))
 
 
 def _ceiling(target: str) -> SavedKernel:
@@ -209,10 +209,13 @@ def save_variant(
         case: {tensor: f"../{file}" for tensor, file in files.items()}
         for case, files in samples.items()
     }
-    # A text for some architectures only is compiled for these.
-    if architectures and saved.text.architectures != compiling.ARCHITECTURES:
-        architectures = saved.text.architectures
-    save_kernels(saved, folder, above, architectures)
+    save_kernels(saved, folder, above, _compiled(saved.text, architectures))
+
+
+def _compiled(text: CudaText, architectures: Sequence[str] = ARCHITECTURES) -> Sequence[str]:
+    """Return the architectures, but those of a text that is for some architectures only."""
+    special = text.architectures != compiling.ARCHITECTURES
+    return text.architectures if architectures and special else architectures
 
 
 def bytes_moved(workload: Computation, stored: str) -> int:
