@@ -65,7 +65,8 @@ class GlobalOperand:
         return total
 
 
-@dataclass(frozen=True, kw_only=True)
+# Compared by identity, so that what is counted of a product is remembered without hashing it.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TiledProduct:
     """``C[b, m, n] += A[b, m, k] * B[b, k, n]`` over tiles of an instruction."""
 
