@@ -69,7 +69,22 @@ def steps_of(store: Any, sums: Any) -> list[Step]:
 
 
 def is_sum(node: Any, store: Any, sums: Any) -> bool:
-    """True for the sum of the stored element; raises :class:`WorkloadError` for another sum."""
+    """True for the sum of the stored element.
+
+    Parameters
+    ----------
+    node
+        Expression.
+    store
+        Statement that stores an element of the result.
+    sums
+        Buffer of the sums.
+
+    Raises
+    ------
+    WorkloadError
+        If it is another element of the sums.
+    """
     if not (isinstance(node, ir.TensorLoad) and node.source.same_as(sums)):
         return False
     positions = zip(node.indices, store.indices, sums.shape, store.buffer.shape, strict=False)
