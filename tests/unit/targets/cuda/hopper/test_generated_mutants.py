@@ -92,6 +92,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "registers are decreased to more than there are": (
         "threads", r"setmaxnreg\.inc\.sync", "setmaxnreg.dec.sync",
     ),
+    "registers are not given back": ("threads", r"cpembed_registers_dec_\d+\(\);", ""),
     "no tensor map": ("tensor", r"\(unsigned long long\)\(&\(B_map\)\)", "4096ull * 7"),
     "fragments of the first warp": ("registers", r"\(warp_ptr\[0\] & 3\)", "0"),
     "fragments of another depth": ("registers", r"fragments_ptr\[4\]", "fragments_ptr[0]"),
