@@ -360,7 +360,7 @@ class CudaKernels:
         }
         self.kernel_counters = {}
         for kernel in self.text.kernels:
-            arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
+            arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
             name = kernel.launch.kernel
             self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         outputs: list[Array] = []
@@ -413,7 +413,7 @@ class CudaKernels:
         )
 
 
-def _argument(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:
+def argument_of(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:
     """Return the argument for a parameter; memory that is missing is allocated."""
     # Workspaces and the output: nothing may be read before a kernel has written it.
     allocated = DeviceArray.unwritten(parameter.elements, parameter.dtype)

@@ -15,7 +15,7 @@ import numpy as np
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.chains.pairs import Pair
-from cpembed.targets.cuda.chains.plan import ChainPlan, Factor
+from cpembed.targets.cuda.chains.plan import ChainPlan, TileFactor
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, estimate, product_cycles
 from cpembed.targets.cuda.packing import PACKING_THREADS
@@ -45,7 +45,7 @@ def work_of(plan: ChainPlan, gpu: Gpu) -> KernelWork:
     return KernelWork(
         "chain",
         rows * columns * batch,
-        plan.schedule.threads // LANES,
+        plan.threads // LANES,
         plan.shared_bytes,
         registers=plan.registers,
         steps=max(1, round(_steps(plan))),
@@ -75,7 +75,7 @@ def _rows(plan: ChainPlan) -> int:
     return plan.block_rows * plan.first.instruction.m
 
 
-def _copies(factor: Factor, gpu: Gpu) -> Phase:
+def _copies(factor: TileFactor, gpu: Gpu) -> Phase:
     """Return the copies of a factor's tile, without the time until they arrive."""
     accesses = factor.vectors / LANES
     wavefronts = factor.vectors * factor.operand.length * size_bytes(factor.operand.layout.dtype)
@@ -86,7 +86,7 @@ def _copies(factor: Factor, gpu: Gpu) -> Phase:
 def _fetch(plan: ChainPlan, gpu: Gpu) -> Phase:
     """Return the copies of a chunk."""
     phase = _copies(plan.columns_factor, gpu) + _copies(plan.second_factor, gpu)
-    issue_of_warp = phase.issue * gpu.unit.schedulers / (plan.schedule.threads // LANES)
+    issue_of_warp = phase.issue * gpu.unit.schedulers / (plan.threads // LANES)
     cycles = (
         gpu.l2_cycles + issue_of_warp * gpu.unit.integer_cycles + phase.bytes / gpu.l2_bytes_each
     )
@@ -95,7 +95,7 @@ def _fetch(plan: ChainPlan, gpu: Gpu) -> Phase:
 
 def _compute(plan: ChainPlan, gpu: Gpu) -> Phase:
     """Return both products of a chunk, with the function between them."""
-    schedule, warps = plan.schedule, plan.schedule.threads // LANES
+    schedule, warps = plan.schedule, plan.threads // LANES
     depth, tiles = plan.first.tiles[3], plan.warp_column_tiles
     first = product_cycles(gpu, warps, schedule.rows * tiles, depth)
     second = product_cycles(gpu, warps, schedule.rows * plan.warp_columns, schedule.chunk)
@@ -124,7 +124,7 @@ def _function(plan: ChainPlan) -> tuple[float, float]:
     if not isinstance(function, RowSoftmax):
         powers = POWER_CYCLES * scores if function.activation not in ("none", "relu") else 0
         return ELEMENT_INSTRUCTIONS * scores, powers
-    each = SCORE_INSTRUCTIONS + (MASK_INSTRUCTIONS if function.masked else 0)
+    each = SCORE_INSTRUCTIONS + (MASK_INSTRUCTIONS if function.mask else 0)
     rescaled = plan.schedule.rows * plan.warp_columns * sums
     rows = plan.schedule.rows * 2
     return each * scores + ROW_INSTRUCTIONS * rows + rescaled, POWER_CYCLES * (scores + rows)
@@ -139,7 +139,7 @@ def _ends(plan: ChainPlan, gpu: Gpu) -> Phase:
     stored = elements * size_bytes(product.output_dtype)
     vectors = elements / product.output.length / LANES
     issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
-    warps = schedule.threads // LANES
+    warps = plan.threads // LANES
     cycles = gpu.l2_cycles + staged + vectors / warps * RESULT_INSTRUCTIONS
     cycles += schedule.rows * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
     return copies + Phase(cycles, 0.0, staged, issue, stored)
