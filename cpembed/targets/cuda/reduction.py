@@ -58,9 +58,7 @@ def _rows(product: TiledProduct) -> int:
     return product.output.layout.elements // product.output.layout.original_shape[-1]
 
 
-def _write_reduction(
-    writer: Writer, product: TiledProduct, splits: int, *, weighted: bool
-) -> None:
+def _write_reduction(writer: Writer, product: TiledProduct, splits: int, *, weighted: bool) -> None:
     script = writer.script
     elements, sums = product.output.layout.elements, product.sums
     blocks = -(-elements // REDUCTION_THREADS)

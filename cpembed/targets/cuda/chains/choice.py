@@ -84,7 +84,7 @@ def _candidate(scored: ScoredChain) -> ChainCandidate:
         mappings=("   ".join(first.embedding.axis_texts), "   ".join(second.embedding.axis_texts)),
         identifiers=(first.identifier, second.identifier),
         via=plan.schedule.via,
-        schedule=str(plan.schedule),
+        schedule=plan.schedule_text,
         estimated_us=scored.us,
         bound_by=scored.estimate.bound.removesuffix("_us"),
         plan=plan,

@@ -389,7 +389,9 @@ class _ChainBody:
     def _sums(self) -> int:
         return self.instruction.registers[2]
 
-    def _load_columns(self, factor: TileFactor, base: str, line: str, inner: str, count: int) -> None:
+    def _load_columns(
+        self, factor: TileFactor, base: str, line: str, inner: str, count: int
+    ) -> None:
         """Write the load of columns of a factor whose lines run along the depth."""
         byte = factor.tile.place(line, f"{inner} * 2 + lane // 8 % 2")
         self.writer.call(

@@ -145,9 +145,7 @@ class GroupPlan(ChainPlan):
         if not views:
             raise LoweringError(f"TMA cannot load tiles of {tiles} of factor {role}")
         view, count = min(views, key=lambda item: item[0].operand.needs_packing)
-        image = SharedImage(
-            count * extent, panel * instruction.k * size_bytes(dtype), view.major
-        )
+        image = SharedImage(count * extent, panel * instruction.k * size_bytes(dtype), view.major)
         return PanelFactor(
             role=role,  # pyright: ignore[reportArgumentType]
             product=product,

@@ -56,7 +56,7 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
             "target": spec.name,
             "machine": next(iter(spec.machines), None),
             "embedding": [side.ranked.embedding.to_json() for side in (pair.first, pair.second)],
-            "schedule": str(plan.schedule),
+            "schedule": plan.schedule_text,
         },
     )
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from cpembed.codegen.values import literal
 from cpembed.codegen.plan import read
+from cpembed.codegen.values import literal
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.scalars import Apply, Input
 from cpembed.targets.cuda.chains.plan import ChainPlan
@@ -47,7 +47,11 @@ class Softmax:
         result = plan.first.output.layout
         self.coordinates = dict(zip("bgrqk", result.access, strict=True))
         self.sizes = dict(zip("bgrqk", result.original_shape, strict=True))
-        self.query, self.key, self.keys = self.coordinates["q"], self.coordinates["k"], self.sizes["k"]
+        self.query, self.key, self.keys = (
+            self.coordinates["q"],
+            self.coordinates["k"],
+            self.sizes["k"],
+        )
         # Scores are powers of two; the factor is applied to them with the subtraction, unless they
         # have to be scaled before, where something is added or the order would be reversed.
         self.scales_first = (
@@ -77,7 +81,9 @@ class Softmax:
             return "0", str(self.plan.chunks)
         if self.function.lengths:
             batch = index_script(
-                self.coordinates["b"], self._iterators("0", "0", "0"), self.plan.first.program.extents
+                self.coordinates["b"],
+                self._iterators("0", "0", "0"),
+                self.plan.first.program.extents,
             )
             script.line(f"length = T.max(0, T.min({LENGTHS}[{batch}], {self.keys}))")
         keys = self._bound("row", self.plan.block_rows, upper=True)
@@ -139,9 +145,16 @@ class Softmax:
 
     def _query(self, tile: int, number: int) -> str:
         """Return the query of a lane's row."""
-        row = self.plan.row_in_tile(place(self.instruction.fragments[2], self.row_of.index(number))[0])
+        row = self.plan.row_in_tile(
+            place(self.instruction.fragments[2], self.row_of.index(number))[0]
+        )
         script = self._iterators(self._tile(str(tile)), row, "0")
         return f"({index_script(self.query, script, self.plan.first.program.extents)})"
+
+    def _row(self, number: int) -> str:
+        """Return the row within its tile of one of a lane's rows."""
+        row, _ = place(self.instruction.fragments[2], self.row_of.index(number))
+        return self.plan.row_in_tile(row)
 
     def _tile(self, number: str) -> str:
         return f"(row + warp_row * {self.plan.schedule.rows} + {number})"
@@ -195,8 +208,7 @@ class Softmax:
 
     def write_powers(self, step: str) -> None:
         """Write the powers of a chunk's scores, in their place, and the statistics of its rows."""
-        plan, script = self.plan, self.script
-        rows, tiles = plan.schedule.rows, plan.column_tiles
+        rows, tiles = self.plan.schedule.rows, self.plan.column_tiles
         count = self.instruction.registers[2]
         if self.scales_first:
             self._scale_scores(rows * tiles * count)
@@ -274,7 +286,7 @@ class Softmax:
         numbers: dict[str, str] = {"k": f"key{element}"}
         conditions = [visible]
         for name in "bgrq":
-            if not {"g": "h", "r": "h"}.get(name, name) in function.mask:
+            if {"g": "h", "r": "h"}.get(name, name) not in function.mask:
                 continue
             variable = f"{name}_number{element}"
             extents = self.plan.first.program.extents
@@ -291,11 +303,11 @@ class Softmax:
         at = f"{MASK}[T.Select({present}, {offset}, 0)]"
         if function.mask_dtype == "uint8":
             script.line(f"shown{element} = {at}")
-            script.line(
-                f"{score} = T.Select({visible} and shown{element} != T.uint8(0), {score}, {_LOWEST})"
-            )
+            visible += f" and shown{element} != T.uint8(0)"
+            script.line(f"{score} = T.Select({visible}, {score}, {_LOWEST})")
             return
-        addend = at if function.mask_dtype == "float32" else read(at, function.mask_dtype, "float32")
+        dtype = function.mask_dtype
+        addend = at if dtype == "float32" else read(at, dtype, "float32")
         script.line(f"{score} = T.Select({visible}, {score} + {addend}, {_LOWEST})")
 
     def _scores_of(self, tile: int, number: int) -> list[str]:
@@ -387,7 +399,9 @@ class Softmax:
         """Write the stores of a row's largest score, as a power of two, and its sum of powers."""
         script, product, at = self.script, self.plan.second, tile * self.rows_of_lane + number
         output, extents = product.output, product.program.extents
-        row = self.plan.row_in_tile(place(self.instruction.fragments[2], self.row_of.index(number))[0])
+        row = self.plan.row_in_tile(
+            place(self.instruction.fragments[2], self.row_of.index(number))[0]
+        )
         values = self._iterators_of(product, self._tile(str(tile)), row, "0")
         conditions = [
             f"T.bitwise_and(lane, {sum(self.masks)}) == 0",
@@ -399,7 +413,9 @@ class Softmax:
         rows = output.layout.elements // length
         script.line(f"largest[{at}] = largest[{at}] * {literal(self.exponent, 'float32')}")
         with script.nested(f"if {' and '.join(conditions)}:"):
-            script.line(f"result_row = ({index_script(output.address, values, extents)}) // {length}")
+            script.line(
+                f"result_row = ({index_script(output.address, values, extents)}) // {length}"
+            )
             for place_of, value in enumerate(("largest", "powers")):
                 script.line(
                     f"{STATISTICS}[(part * {rows} + result_row) * 2 + {place_of}] = {value}[{at}]"
