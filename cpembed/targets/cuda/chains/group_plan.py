@@ -13,7 +13,7 @@ from functools import cached_property
 
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.chains.plan import ChainPlan, Factor
+from cpembed.targets.cuda.chains.plan import ChainPlan, Factor, reordered
 from cpembed.targets.cuda.hopper.device import column_counts
 from cpembed.targets.cuda.hopper.layouts import SharedImage
 from cpembed.targets.cuda.hopper.schedule import (
@@ -27,7 +27,7 @@ from cpembed.targets.cuda.hopper.schedule import (
 from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
 from cpembed.targets.cuda.hopper.traffic import MATRIX_BYTES
 from cpembed.targets.cuda.hopper.views import BLOCK_ROWS, ImageView, image_views
-from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
+from cpembed.targets.cuda.instructions import LANES, WARP_GROUP, TensorCoreInstruction
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.schedule import Staging
 from cpembed.workloads.chains import RowSoftmax
@@ -86,6 +86,32 @@ class PanelFactor(Factor):
         return panel * self.image.bytes + self.image.matrix_offset(row, rest * MATRIX_BYTES)
 
 
+def legal_columns(instruction: TensorCoreInstruction, columns: int) -> int:
+    """Return the least number of tiles of columns, not below one, that an instruction has.
+
+    Numbers beyond all are those of the widest instruction.
+    """
+    counts = [count // instruction.n for count in column_counts(instruction)]
+    return min((count for count in counts if count >= columns), default=counts[-1])
+
+
+def _panel_tiles(depth: int, *, whole: bool) -> list[int]:
+    """Return the numbers of instruction tiles along the depth that panels can have.
+
+    Parameters
+    ----------
+    depth : int
+        Number of instruction tiles along the depth of a stage.
+    whole : bool
+        True if a stage has all of the depth; otherwise each begins with a panel.
+    """
+    powers = [1, 2, PANEL_TILES]
+    if whole:
+        return [min((n for n in powers if n >= depth), default=PANEL_TILES)]
+    # Images along the other dimension can be as deep as the stage is.
+    return [depth, *(n for n in powers if n < depth and depth % n == 0)]
+
+
 @dataclass(frozen=True)
 class GroupPlan(ChainPlan):
     """A plan of warp groups; ``schedule.warps`` counts consumer groups."""
@@ -135,21 +161,32 @@ class GroupPlan(ChainPlan):
     ) -> PanelFactor:
         instruction = product.instruction
         extent, dtype = ((instruction.m, instruction.a), (instruction.n, instruction.b))[number]
-        panel = min(PANEL_TILES, 1 << (depth - 1).bit_length())
-        # Images along rows or columns are blocks of 64, of which the last may be a part.
-        block = BLOCK_ROWS // extent or 1
-        counts = dict.fromkeys((tiles, -(-tiles // block) * block))
+        counts = [tiles]
+        if tiles >= product.tiles[1 + number]:
+            # A block that has everything may have more: images along rows or columns are blocks
+            # of 64.
+            block = BLOCK_ROWS // extent or 1
+            counts.append(-(-tiles // block) * block)
         views = [
-            (view, count) for count in counts for view in image_views(product, number, count, panel)
+            (view, count, panel)
+            for count in dict.fromkeys(counts)
+            for panel in _panel_tiles(depth, whole=role != "B2")
+            for view in image_views(product, number, count, panel)
         ]
         if not views:
             raise LoweringError(f"TMA cannot load tiles of {tiles} of factor {role}")
-        view, count = min(views, key=lambda item: item[0].operand.needs_packing)
+        # In place if possible, then in as few panels as possible.
+        view, count, panel = min(
+            views, key=lambda item: (item[0].operand.needs_packing, -(-depth // item[2]))
+        )
+        operand = view.operand
+        if role == "B2" and not self.is_ordered:
+            operand = reordered(operand, instruction.k, self.order)
         image = SharedImage(count * extent, panel * instruction.k * size_bytes(dtype), view.major)
         return PanelFactor(
             role=role,  # pyright: ignore[reportArgumentType]
             product=product,
-            operand=view.operand,
+            operand=operand,
             number=number,
             depth=depth,
             panel=panel,

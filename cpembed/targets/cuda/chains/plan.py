@@ -268,7 +268,7 @@ class ChainPlan:
             return _factor("B2", product, operand, self.chunk_columns, columns, along_depth=False)
         operand = product.second[0]
         if not self.is_ordered:
-            operand = _reordered(operand, product, self.order)
+            operand = reordered(operand, product.instruction.k, self.order)
         return _factor("B2", product, operand, columns, self.chunk_columns, along_depth=True)
 
     @property
@@ -420,19 +420,30 @@ def original(program: DerivedProgram, name: str, along: str) -> GlobalOperand:
     return global_operand(layout, program, along, longest)
 
 
-def _reordered(
-    operand: GlobalOperand, product: TiledProduct, digits: tuple[int, ...]
-) -> GlobalOperand:
-    """Return a packed factor whose depth within a tile is in the order of a coupling."""
-    layout, axis = operand.layout, product.axes[2]
-    dimensions = [d for d in layout.dimensions if d.lane == axis]
-    if len(dimensions) != 1 or dimensions[0].extent != product.instruction.k:
-        raise LoweringError(f"{layout.name}: its depth in a tile has no single dimension")
-    name = dimensions[0].name
+def reordered(operand: GlobalOperand, depth: int, digits: tuple[int, ...]) -> GlobalOperand:
+    """Return a packed factor whose depth within a tile is in the order of a coupling.
+
+    Parameters
+    ----------
+    operand : GlobalOperand
+        Factor whose last dimension is along the depth.
+    depth : int
+        Number of elements of an instruction tile along the depth.
+    digits : tuple of int
+        Binary digit of the summed coordinate for each digit of the depth, the least one first.
+    """
+    layout = operand.layout
+    last = layout.dimensions[-1]
+    if not operand.needs_packing or last.extent % depth:
+        raise LoweringError(f"{layout.name}: only a packed factor's depth can be reordered")
+    name = last.name
     moved = IndexExpr.sum(
         [
-            IndexTerm(name, coefficient=1 << digit, divisor=1 << bit, modulus=2)
-            for bit, digit in enumerate(digits)
+            *[IndexTerm(name, coefficient=depth, divisor=depth)] * (last.extent > depth),
+            *(
+                IndexTerm(name, coefficient=1 << digit, divisor=1 << bit, modulus=2)
+                for bit, digit in enumerate(digits)
+            ),
         ],
         0,
     )

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.errors import LoweringError
-from cpembed.targets.cuda.chains.group_plan import GroupPlan
+from cpembed.targets.cuda.chains.group_plan import GroupPlan, legal_columns
 from cpembed.targets.cuda.chains.model import work_of
 from cpembed.targets.cuda.chains.pairs import Pair, Pairs, Via
 from cpembed.targets.cuda.chains.plan import MAX_SPLITS, ChainPlan, ChainSchedule, check
+from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.model import Gpu, GpuEstimate, estimate
 from cpembed.workloads.chains import ProductChain, RowSoftmax
 
@@ -32,9 +33,6 @@ GROUPS = (1, 2, 3)
 
 GROUP_CHUNKS = (2, 4, 6, 8, 11)
 """Numbers of instruction tiles along the second product's depth in a stage of warp groups."""
-
-GROUP_COLUMNS = 32
-"""Maximum number of instruction tiles of a block of warp groups along columns of the result."""
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of blocks that share the chunks of a block of results, besides 1."""
@@ -122,7 +120,7 @@ def schedules(chain: ProductChain, pair: Pair) -> Iterator[ChainSchedule]:
     second = pair.second.product
     _, rows, columns, depth = second.tiles
     if second.instruction.kind == "wgmma":
-        yield from _group_schedules(rows, columns, depth)
+        yield from _group_schedules(second)
         return
     ratio = second.instruction.k // pair.first.product.instruction.n
     widths = sorted({columns, *(width for width in COLUMNS if width < columns)})
@@ -139,9 +137,13 @@ def schedules(chain: ProductChain, pair: Pair) -> Iterator[ChainSchedule]:
                 yield ChainSchedule(via, warps, tiles, chunk, width, stages)
 
 
-def _group_schedules(rows: int, columns: int, depth: int) -> Iterator[ChainSchedule]:
-    """Yield schedules of warp groups for a result of so many instruction tiles."""
-    widths = {min(columns, GROUP_COLUMNS), *(width for width in COLUMNS if width < columns)}
+def _group_schedules(product: TiledProduct) -> Iterator[ChainSchedule]:
+    """Yield schedules of warp groups for the second product."""
+    _, rows, columns, depth = product.tiles
+    widths = {
+        legal_columns(product.instruction, columns),
+        *(width for width in COLUMNS if width < columns),
+    }
     for groups, chunk, stages, width in itertools.product(
         GROUPS, GROUP_CHUNKS, STAGES, sorted(widths)
     ):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cpembed.driver.chains import largest_error
 from cpembed.driver.named import hardware_spec
 from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
-from cpembed.targets.cuda.chains.group_plan import GroupPlan
+from cpembed.targets.cuda.chains.group_plan import GroupPlan, legal_columns
 from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
 from cpembed.targets.cuda.chains.space import has_kernel
@@ -51,9 +51,11 @@ def group_plan_of(
     pairs = find_pairs(chain, hardware_spec(f"wg{TARGETS[chain.factors]}"))
     usable = [p for p in pairs.pairs if has_kernel(p) and "registers" in p.via]
     pair = usable[int(random.integers(min(6, len(usable))))]
-    columns = pair.second.product.tiles[2]
+    product = pair.second.product
     # Values that are deeper than an instruction has columns are divided among blocks.
-    plan = GroupPlan(chain, pair, schedule(random, min(columns, int(random.choice([8, 32])))))
+    columns = min(product.tiles[2], int(random.choice([8, 32])))
+    columns = legal_columns(product.instruction, columns)
+    plan = GroupPlan(chain, pair, schedule(random, columns))
     check(plan, HOPPER_SHARED_BYTES)
     return plan
 
