@@ -13,11 +13,13 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.targets.cuda.build import (
     CudaText,
     Parameter,
+    Tensor,
     Viewed,
     argument_of,
     flat_bits,
     generate,
 )
+from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.emit import chain_kernel, parameters_of
 from cpembed.targets.cuda.chains.group_emit import group_kernel, map_name
 from cpembed.targets.cuda.chains.group_plan import GroupPlan
@@ -53,12 +55,14 @@ def functions(plan: ChainPlan) -> dict[str, tuple[Writer, Launch]]:
     return kernels
 
 
-def chain_text(plan: ChainPlan, architecture: str) -> CudaText:
+def chain_text(plan: ChainPlan | ApartPlan, architecture: str) -> CudaText:
     """Generate the kernels of a plan as CUDA C++.
 
     Raises :class:`~cpembed.errors.LoweringError` if TVM rejects them.
     """
-    return generate(functions(plan), architecture, _tensor_maps(plan))
+    if isinstance(plan, ApartPlan):
+        return plan.text(architecture)
+    return generate(functions(plan), architecture, {"chain": _tensor_maps(plan)})
 
 
 def _tensor_maps(plan: ChainPlan) -> dict[str, Viewed]:
@@ -72,11 +76,35 @@ def _tensor_maps(plan: ChainPlan) -> dict[str, Viewed]:
     return maps
 
 
+def operands_of(plan: ChainPlan | ApartPlan) -> tuple[Tensor, ...]:
+    """Return the tensors that the kernels of a plan read, in their original layouts."""
+    if isinstance(plan, ApartPlan):
+        return plan.operands
+    packed = {f.role for f in plan.factors if f.operand.needs_packing}
+    return tuple(
+        Tensor(f"{name}_original" if name in packed else name, tensor, *plan.chain.inputs[tensor])
+        for name, tensor in parameters_of(plan).items()
+    )
+
+
+def prepares_of(plan: ChainPlan | ApartPlan) -> frozenset[str]:
+    """Return the names of the kernels that pack weights, which run before all calls."""
+    if isinstance(plan, ApartPlan):
+        return plan.prepares
+    return frozenset(
+        f"pack_{factor.role}_kernel"
+        for factor in plan.factors
+        if factor.operand.needs_packing
+        and factor.role != "A"
+        and not factor.product.program.workload.inputs[1].varies
+    )
+
+
 @dataclass(eq=False)
 class ChainKernels:
     """Generated kernels of a chain."""
 
-    plan: ChainPlan
+    plan: ChainPlan | ApartPlan
     text: CudaText
     kernel_counters: dict[str, Counters] = field(default_factory=dict[str, Counters])
     """Counters of the last run by kernel."""
@@ -101,10 +129,8 @@ class ChainKernels:
         ExecutionFault
             If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
-        packed = {f.role for f in self.plan.factors if f.operand.needs_packing}
         memory: dict[str, Array | DeviceArray] = {
-            f"{name}_original" if name in packed else name: flat_bits(inputs[tensor])
-            for name, tensor in parameters_of(self.plan).items()
+            tensor.buffer: flat_bits(inputs[tensor.tensor]) for tensor in operands_of(self.plan)
         }
         program = compile_text(self.text.source)
         self.kernel_counters = {}

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cpembed.codegen.epilogue import Epilogue
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.group_plan import LAUNCH_REGISTERS, GroupPlan
-from cpembed.targets.cuda.chains.pairs import Pair
 from cpembed.targets.cuda.chains.plan import ChainPlan, TileFactor
 from cpembed.targets.cuda.hopper.traffic import MATRIX_BYTES
 from cpembed.targets.cuda.instructions import LANES
@@ -44,6 +43,8 @@ ROW_INSTRUCTIONS = 24
 """Number of instructions for a row of a lane: shuffles, factors, statistics."""
 ELEMENT_INSTRUCTIONS = 4
 """Number of instructions for an element of a pointwise function: addend, activation, conversion."""
+SOFTMAX_INSTRUCTIONS = 3 * SCORE_INSTRUCTIONS
+"""Number of instructions for a stored score: three passes."""
 REDUCTION_INSTRUCTIONS = 8
 """Number of instructions for a part of an element: loads, weight, sums."""
 MASK_INSTRUCTIONS = 6
@@ -287,35 +288,20 @@ class UnfusedTimes:
         return {name: us for name, us in times.items() if us}
 
 
-def estimate_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> UnfusedTimes:
-    """Estimate the kernels of a chain's products, each with its own best schedule.
-
-    Parameters
-    ----------
-    chain : ProductChain
-    pair : Pair
-        Embeddings of the products.
-    gpu : Gpu
-
-    Raises
-    ------
-    LoweringError
-        If one of the products has no schedule that fits.
-    """
-    from cpembed.targets.cuda.target import CudaSpace
-
-    first, second = pair.first.product, pair.second.product
+def estimate_apart(plan: ApartPlan, gpu: Gpu) -> UnfusedTimes:
+    """Estimate the kernels of a plan with what is between the products in global memory."""
+    chain = plan.chain
     elements, size = chain.first.output.elements, size_bytes(chain.factors)
-    # Scores are rounded to the factors' type, as the operand between is.
-    stored = None if first.sums == chain.factors else Epilogue(chain.factors)
-    first_us = CudaSpace(replace(first, epilogue=stored), gpu).best().cost
-    second_us = CudaSpace(second, gpu).best().cost
-    moved = 2 * elements * size
-    function_us = 0.0
+    first_us, second_us = plan.product_us
+    moved, function_us = 2 * elements * size, 0.0
     if isinstance(chain.function, RowSoftmax):
-        kernel = element_kernel("softmax", elements, float(moved), gpu, SCORE_INSTRUCTIONS)
+        # Scores are stored as they are summed, and read again for each pass from L2.
+        scores = elements * size_bytes(chain.first.output.dtype)
+        kernel = element_kernel(
+            "softmax", elements, float(scores + elements * size), gpu, SOFTMAX_INSTRUCTIONS
+        )
         function_us = estimate(kernel, gpu).us
-        moved *= 2
+        moved += 2 * scores
     return UnfusedTimes(
         first_us=first_us, function_us=function_us, second_us=second_us, stored_bytes=moved
     )

@@ -23,7 +23,7 @@ from cpembed.targets.cuda.writer import (
 from cpembed.workloads.chains import BIAS, SCALE, Pointwise
 
 _X = Input(0)
-_ACTIVATIONS: dict[str, Scalar] = {
+ACTIVATIONS: dict[str, Scalar] = {
     "none": _X,
     "relu": Apply("max", (_X, Number(0.0))),
     "gelu": Apply(
@@ -36,7 +36,7 @@ _ACTIVATIONS: dict[str, Scalar] = {
     "silu": Apply("mul", (_X, Apply("sigmoid", (_X,)))),
     "tanh": Apply("tanh", (_X,)),
 }
-"""Expressions of :data:`~cpembed.workloads.chains.ACTIVATIONS`."""
+"""Expressions of the functions of a pair of products."""
 
 
 def converted(value: str, dtype: str) -> str:
@@ -137,7 +137,7 @@ def _value(
     expressions = ExpressionWriter(writer.script, f"value_{number}")
     text = _own_vectors(float_text(steps, source, product.sums, channel))
     register = expressions.register(text, "float32")
-    value = expressions.value(_ACTIVATIONS[function.activation], {0: register})
+    value = expressions.value(ACTIVATIONS[function.activation], {0: register})
     return expressions.stored(value, dtype)
 
 

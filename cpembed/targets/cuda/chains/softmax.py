@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from cpembed.codegen.plan import read
+from cpembed.codegen.plan import Script, read
 from cpembed.codegen.values import literal
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.scalars import Apply, Input
@@ -224,16 +224,8 @@ class Softmax:
                 self._scale_sums(i, number, f"shrink[{i * self.rows_of_lane + number}]")
 
     def _scale_scores(self, count: int) -> None:
-        script, cap = self.script, self.function.cap
-        with script.nested(f"for i in T.unroll({count}):"):
-            if cap is None:
-                script.line(f"scores[i] = scores[i] * {literal(self.function.scale, 'float32')}")
-                return
-            factor = literal(self.function.scale / cap, "float32")
-            script.line(f"scores[i] = scores[i] * {factor}")
-            expressions = ExpressionWriter(script, "capped")
-            value = expressions.value(Apply("tanh", (Input(0),)), {0: "scores[i]"})
-            script.line(f"scores[i] = {value.text} * {literal(cap, 'float32')}")
+        with self.script.nested(f"for i in T.unroll({count}):"):
+            write_scaled(self.script, self.function, "scores[i]", "capped")
 
     def _write_masks(self, step: str) -> None:
         """Write -inf, or an addend, to the scores that need it."""
@@ -282,33 +274,20 @@ class Softmax:
         self, element: int, values: Mapping[str, str], score: str, visible: str
     ) -> None:
         """Write a score with the element of the mask that belongs to it."""
-        script, function = self.script, self.function
-        numbers: dict[str, str] = {"k": f"key{element}"}
+        numbers = {"k": f"key{element}"}
         conditions = [visible]
         for name in "bgrq":
-            if {"g": "h", "r": "h"}.get(name, name) not in function.mask:
+            if _DIMENSIONS.get(name, name) not in self.function.mask:
                 continue
             variable = f"{name}_number{element}"
             extents = self.plan.first.program.extents
-            script.line(f"{variable} = {index_script(self.coordinates[name], values, extents)}")
+            index = index_script(self.coordinates[name], values, extents)
+            self.script.line(f"{variable} = {index}")
             numbers[name] = variable
             # Rows of padded tiles have no element.
             conditions.append(f"{variable} < {self.sizes[name]}")
-        offset, stride = "", 1
-        for name in "kqrgb":
-            if name in numbers:
-                offset = f"{numbers[name]} * {stride}" + (f" + {offset}" if offset else "")
-                stride *= self.sizes[name]
         present = " and ".join(conditions)
-        at = f"{MASK}[T.Select({present}, {offset}, 0)]"
-        if function.mask_dtype == "uint8":
-            script.line(f"shown{element} = {at}")
-            visible += f" and shown{element} != T.uint8(0)"
-            script.line(f"{score} = T.Select({visible}, {score}, {_LOWEST})")
-            return
-        dtype = function.mask_dtype
-        addend = at if dtype == "float32" else read(at, dtype, "float32")
-        script.line(f"{score} = T.Select({visible}, {score} + {addend}, {_LOWEST})")
+        masked_score(self.script, self.function, self.sizes, numbers, (score, visible, present))
 
     def _scores_of(self, tile: int, number: int) -> list[str]:
         """Return the scores of one of a lane's rows."""
@@ -420,6 +399,58 @@ class Softmax:
                 script.line(
                     f"{STATISTICS}[(part * {rows} + result_row) * 2 + {place_of}] = {value}[{at}]"
                 )
+
+
+_DIMENSIONS = {"g": "h", "r": "h"}
+"""Dimensions of a mask by those of the scores, where they differ: heads are those of keys, and the
+ones that share them."""
+
+
+def write_scaled(script: Script, function: RowSoftmax, score: str, label: str) -> None:
+    """Write a score times its factor, and within the bounds of a cap, in its place."""
+    cap = function.cap
+    factor = literal(function.scale if cap is None else function.scale / cap, "float32")
+    script.line(f"{score} = {score} * {factor}")
+    if cap is not None:
+        value = ExpressionWriter(script, label).value(Apply("tanh", (Input(0),)), {0: score})
+        script.line(f"{score} = {value.text} * {literal(cap, 'float32')}")
+
+
+def masked_score(
+    script: Script,
+    function: RowSoftmax,
+    sizes: Mapping[str, int],
+    numbers: Mapping[str, str],
+    score: tuple[str, str, str],
+) -> None:
+    """Write a score with its mask: -inf where a key is hidden.
+
+    Parameters
+    ----------
+    script : Script
+    function : RowSoftmax
+    sizes : mapping of str to int
+        Extents of the scores by dimension: ``b``, ``g``, ``r``, ``q``, ``k``.
+    numbers : mapping of str to str
+        Expressions of the score's coordinates that the mask has, by dimension.
+    score : tuple of str
+        The score, the condition under which its key is visible without the mask, and the one under
+        which the mask has an element of it.
+    """
+    name, visible, present = score
+    if function.mask:
+        offset, stride = "0", 1
+        for dimension in "kqrgb":
+            if _DIMENSIONS.get(dimension, dimension) in function.mask:
+                offset += f" + {numbers[dimension]} * {stride}"
+                stride *= sizes[dimension]
+        element, dtype = f"{MASK}[T.Select({present}, {offset}, 0)]", function.mask_dtype
+        if dtype == "uint8":
+            visible += f" and {element} != T.uint8(0)"
+        else:
+            addend = element if dtype == "float32" else read(element, dtype, "float32")
+            script.line(f"{name} = {name} + {addend}")
+    script.line(f"{name} = T.Select({visible}, {name}, {_LOWEST})")
 
 
 def _axis_bound(
