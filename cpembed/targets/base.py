@@ -110,6 +110,9 @@ class Target(ABC, Generic[L, S, A]):
     """Unit of its estimates and of the cost that tuning minimises: ``us`` or ``cycles``."""
     follows_machine: ClassVar[bool] = False
     """True if its kernels are chosen for the specification's first machine, which may be named."""
+    takes_epilogues: ClassVar[bool] = False
+    """True if its kernels may have the :class:`~cpembed.codegen.epilogue.Epilogue` of a network's
+    product; else the host computes it from the sums. Libraries of networks have it anyway."""
     policy: ClassVar[ChoicePolicy] = ChoicePolicy()
     """Rules by which its estimates choose an embedding."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -373,6 +373,31 @@ class CudaKernels:
             output = result.require_written(tensor.buffer).view(numpy_dtype(tensor.dtype))
             outputs.append(output.reshape(tensor.shape))
         return tuple(outputs)
+
+    def count(self, clusters: Sequence[int] | None = None) -> Counters:
+        """Count what some clusters of the kernel of the product do, or all of them.
+
+        Nothing is computed or verified; the kernels around the product are left out.
+
+        Parameters
+        ----------
+        clusters
+            Numbers of clusters, which are blocks where a cluster is one block; None: all.
+
+        Returns
+        -------
+        Counters
+            Counts of these clusters alone.
+
+        Raises
+        ------
+        ExecutionFault
+            If they do what a GPU leaves undefined, other than to read what nobody has written.
+        """
+        kernel = next(k for k in self.text.kernels if k.launch.kernel == "product_kernel")
+        memory: dict[str, Array | DeviceArray] = {}
+        arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
+        return compile_text(self.text.source).count(kernel.launch, arguments, clusters=clusters)
 
     def operands(self) -> list[Tensor]:
         """Return the tensors that the kernels read, operands first, in their original layouts."""

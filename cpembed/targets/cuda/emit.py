@@ -90,7 +90,7 @@ class _ProductBody:
         self.script, self.schedule = writer.script, plan.schedule
         self.product, self.instruction = plan.product, plan.product.instruction
         self.factors = (plan.first, plan.second)
-        self.tiles = (plan.shared(plan.first), plan.shared(plan.second))
+        self.tiles = plan.shared_tiles
         self.copies = tuple(factor_copies(writer, plan, number) for number in range(2))
 
     def write(self) -> None:

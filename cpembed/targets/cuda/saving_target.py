@@ -1,4 +1,4 @@
-"""Saving and packing of kernels, for all targets whose artifacts are CUDA texts."""
+"""Execution, saving and packing of kernels, for all targets whose artifacts are CUDA texts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cpembed.errors import LoweringError
+from cpembed.provenance import Provenance
+from cpembed.targets.base import Array, Execution
 from cpembed.targets.cuda import compiling
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.cases import Case, cases_of
+from cpembed.targets.cuda.executor import Order
 from cpembed.targets.cuda.instructions import TensorCoreInstruction
 from cpembed.targets.cuda.pack.packing import pack_layer, pack_programs
 from cpembed.targets.cuda.pack.results import read_results
@@ -25,7 +28,18 @@ if TYPE_CHECKING:
 class SavingTarget:
     """Abilities of a target whose artifacts are :class:`CudaKernels`."""
 
+    provenance = Provenance.EMULATED
     instructions = INSTRUCTIONS
+    takes_epilogues = True
+
+    def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
+        # Two orders of the warps: a result that depends on the order is wrong.
+        orders = (Order.REVERSE, Order.FORWARD)
+        outputs, *seconds = zip(*(artifact.outputs(inputs, o) for o in orders), strict=True)
+        return Execution(outputs, self.provenance, *seconds)
+
+    def executed_by(self, artifact: CudaKernels) -> str:
+        return "emulated CUDA"
 
     def save(self, artifact: CudaKernels, path: Path) -> None:
         product = artifact.plan.product

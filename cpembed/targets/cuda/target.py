@@ -17,10 +17,10 @@ from cpembed.errors import LoweringError
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.space import Scored
-from cpembed.targets.base import Array, Details, Execution, Row, Target
+from cpembed.targets.base import Array, Details, Row, Target
 from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
 from cpembed.targets.cuda.chain_target import ChainTarget, counter_rows
-from cpembed.targets.cuda.executor import COMPILER, Counters, Order
+from cpembed.targets.cuda.executor import COMPILER, Counters
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
 from cpembed.targets.cuda.refined_space import RefinedSpace
@@ -193,12 +193,6 @@ class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, KernelSchedule,
     def tvm_target(self) -> str:
         return "cuda"
 
-    def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
-        # Two orders of the warps: a result that depends on the order is wrong.
-        orders = (Order.REVERSE, Order.FORWARD)
-        outputs, *seconds = zip(*(artifact.outputs(inputs, o) for o in orders), strict=True)
-        return Execution(outputs, self.provenance, *seconds)
-
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
@@ -218,6 +212,3 @@ class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, KernelSchedule,
         scored = space.scored(plan.schedule)
         first = tuple((str(item.schedule), item.cost) for item in space.first_blocks(MEASURED))
         return CudaDetails(artifact.counters, scored.cost, self.gpu.name, first)
-
-    def executed_by(self, artifact: CudaKernels) -> str:
-        return "emulated CUDA"

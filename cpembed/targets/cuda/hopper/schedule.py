@@ -214,12 +214,12 @@ class HopperPlan:
     def stage_bytes(self) -> int:
         return sum(image.bytes for image in self.images)
 
-    @property
+    @cached_property
     def staging(self) -> Staging:
         """A warp's part of shared memory for some columns of its sums of an instruction tile."""
         return strip_staging(self.product, self.strip)
 
-    @property
+    @cached_property
     def strip(self) -> int:
         """Number of instruction tiles of columns that are staged at a time."""
         return strip_tiles(self.product, self.schedule.tile[1])

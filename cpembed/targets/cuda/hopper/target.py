@@ -10,10 +10,10 @@ from typing import Any
 from cpembed.embedding.embedding import Embedding
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.targets.base import Array, Execution, Row, Target
+from cpembed.targets.base import Array, Row, Target
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.chain_target import ChainTarget
-from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
@@ -74,11 +74,6 @@ class HopperTarget(ChainTarget, SavingTarget, Target[HopperProduct, HopperSchedu
         check(plan, self.gpu.shared_bytes)
         return CudaKernels(plan, cuda_text(plan))
 
-    def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
-        # Two orders of the warps: a result that depends on the order is wrong.
-        outputs = tuple(artifact.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
-        return Execution(outputs, self.provenance)
-
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
@@ -91,6 +86,3 @@ class HopperTarget(ChainTarget, SavingTarget, Target[HopperProduct, HopperSchedu
         assert isinstance(plan, HopperPlan)
         scored = self.space(plan.lowered).scored(plan.schedule)
         return HopperDetails(artifact.counters, scored.cost, self.gpu.name)
-
-    def executed_by(self, artifact: CudaKernels) -> str:
-        return "emulated CUDA"

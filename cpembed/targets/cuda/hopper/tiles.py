@@ -19,6 +19,7 @@ What the functions here return as numbers, :meth:`TileOrder.script` returns as t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -148,12 +149,15 @@ class TileOrder:
     @cached_property
     def streamed_parts(self) -> int:
         """Number of ranges of streamed tiles that are not whole reductions."""
-        items = (
-            self.item(worker, turn)
-            for worker in range(self.workers)
-            for turn in range(self.streamed_turns)
+        total, workers, steps = self.streamed_steps, self.workers, self.steps
+        bounds = [worker * total // workers for worker in range(workers + 1)] if total else []
+        # Two ranges meet in a tile that a bound divides; one between two bounds has both.
+        divided = sum(bound % steps != 0 for bound in bounds)
+        inside = sum(
+            begin % steps != 0 and end % steps != 0 and begin // steps == end // steps
+            for begin, end in itertools.pairwise(bounds)
         )
-        return sum(item is not None and item.parts > 1 for item in items)
+        return 2 * divided - inside
 
     @property
     def turns(self) -> int:

@@ -108,6 +108,12 @@ def test_ranges_of_a_tile_are_its_parts_in_their_order() -> None:
         assert all(0 <= slot < order.slots for slot in slots)
 
 
+def test_parts_of_streamed_tiles_are_counted() -> None:
+    for order in ORDERS:
+        streamed = [item for _, item in all_items(order) if item.tile < order.streamed]
+        assert order.streamed_parts == sum(item.parts > 1 for item in streamed)
+
+
 def test_streamed_stages_are_divided_evenly() -> None:
     for order in ORDERS:
         if not order.streamed:
