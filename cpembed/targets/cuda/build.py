@@ -396,7 +396,7 @@ class CudaKernels:
         """
         kernel = next(k for k in self.text.kernels if k.launch.kernel == "product_kernel")
         memory: dict[str, Array | DeviceArray] = {}
-        arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
+        arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
         return compile_text(self.text.source).count(kernel.launch, arguments, clusters=clusters)
 
     def operands(self) -> list[Tensor]:

@@ -46,11 +46,12 @@ def group_plan_of(
     chain: ProductChain,
     random: np.random.Generator,
     schedule: Callable[[np.random.Generator, int], ChainSchedule],
+    number: int | None = None,
 ) -> GroupPlan:
     """A plan of warp groups, of any pair that has kernels; LoweringError if it does not fit."""
     pairs = find_pairs(chain, hardware_spec(f"wg{TARGETS[chain.factors]}"))
     usable = [p for p in pairs.pairs if has_kernel(p) and "registers" in p.via]
-    pair = usable[int(random.integers(min(6, len(usable))))]
+    pair = usable[int(random.integers(min(6, len(usable)))) if number is None else number]
     product = pair.second.product
     # Values that are deeper than an instruction has columns are divided among blocks.
     columns = min(product.tiles[2], int(random.choice([8, 32])))

@@ -70,7 +70,7 @@ def test_rows_without_keys_are_zero() -> None:
     assert (output[1:, 0, 0, :4] == 0).all()
 
 
-WIDE = "mlp m=512 k=128 n=512 p=512"
+WIDE = "mlp m=512 k=256 n=1024 p=256 act=gelu"
 
 
 @needs_compiler

@@ -57,8 +57,11 @@ def test_a_window_leaves_the_chunks_that_it_covers() -> None:
 
 @pytest.mark.parametrize(
     "words, target",
-    [("attention b=1 h=32 kv=8 q=1 k=8192 d=128", "mma_f16"), ("attention b=1 h=8 kv=1 q=4 k=9000 d=64", "wgmma_f16")],
-)  # fmt: skip
+    [
+        ("attention b=1 h=32 kv=8 q=1 k=8192 d=128", "mma_f16"),
+        ("attention b=1 h=8 kv=1 q=4 k=9000 d=64", "wgmma_f16"),
+    ],
+)
 def test_few_queries_of_many_keys_are_split(words: str, target: str) -> None:
     """Decoding: a block for each head would leave most multiprocessors idle."""
     choice = solve_chain(named_chain(words, target), target).choice
