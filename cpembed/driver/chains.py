@@ -116,7 +116,7 @@ class ChainRun(Displayed):
         return {
             **self.solved.to_json(),
             "executed": self.candidate.to_json(),
-            "fused": self.candidate is not self.solved.choice.apart,
+            "fused": self.candidate is not self.solved.choice.unfused,
             "verified": True,
             "max_error": self.error,
             "tolerance": self.tolerance,

@@ -39,8 +39,8 @@ def chain_run_report(run: ChainRun) -> Iterator[Block]:
     """Yield the chain, the kernel that was executed, and its verification."""
     result, candidate = run.solved, run.candidate
     rows = _request_rows(result)
-    apart = candidate is result.choice.apart
-    rows.append(("kernels", "one for each product" if apart else "one for the chain"))
+    fused = candidate is not result.choice.unfused
+    rows.append(("kernels", "one for the chain" if fused else "one for each product"))
     for number, mapping in enumerate(candidate.mappings):
         rows.append((("first", "second")[number], f"{mapping}, {candidate.identifiers[number]}"))
     rows.append(("schedule", candidate.schedule))
@@ -65,7 +65,7 @@ def _request_rows(result: ChainResult) -> list[Row]:
         ("inputs", sizes),
         (result.target.name, str(result.target.instruction.computation)),
     ]
-    if choice.candidates or choice.apart is not None:
+    if choice.candidates or choice.unfused is not None:
         rows += _time_rows(result)
     return rows
 
@@ -76,14 +76,14 @@ def _time_rows(result: ChainResult) -> list[Row]:
     if choice.candidates:
         us = duration(choice.candidates[0].estimated_us)
         verdict = ": faster than apart" if choice.fuses else ": slower than apart"
-        verdict *= choice.apart is not None
+        verdict *= choice.unfused is not None
         fused = ("fused", f"{us} on {choice.machine}, estimated{verdict}")
-    if choice.apart is None:
+    if choice.unfused is None:
         return [fused, ("apart", "no kernels: the operand between the products is too large")]
     parts = " + ".join(duration(us) for us in choice.apart_us.values())
     return [
         fused,
-        ("apart", f"{duration(choice.apart.estimated_us)} ({parts}), estimated"),
+        ("apart", f"{duration(choice.unfused.estimated_us)} ({parts}), estimated"),
         ("saved", f"{data_size(choice.stored_bytes)} of the operand between the products"),
     ]
 

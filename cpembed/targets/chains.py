@@ -98,7 +98,7 @@ class ChainChoice:
         Kernels by estimate, the fastest first; one for each pair.
     unavailable : str
         Reason why there are no kernels; empty if there are.
-    apart : ChainCandidate or None
+    unfused : ChainCandidate or None
         Kernels that compute the chain without fusion; None if there are none, because the operand
         between them is too large.
     apart_us : mapping of str to float
@@ -114,7 +114,7 @@ class ChainChoice:
     coupling: str
     candidates: tuple[ChainCandidate, ...]
     unavailable: str
-    apart: ChainCandidate | None
+    unfused: ChainCandidate | None
     apart_us: Mapping[str, float]
     stored_bytes: int
     machine: str
@@ -124,7 +124,7 @@ class ChainChoice:
         """True if one kernel is estimated to be faster than a kernel for each product."""
         if not self.candidates:
             return False
-        return self.apart is None or self.candidates[0].estimated_us <= self.apart.estimated_us
+        return self.unfused is None or self.candidates[0].estimated_us <= self.unfused.estimated_us
 
     def candidate(self, *, fuse: bool | None = None) -> ChainCandidate | None:
         """Return the kernels to build; None if there are none.
@@ -137,8 +137,8 @@ class ChainChoice:
         fused = next(iter(self.candidates), None)
         if fuse is None:
             fuse = self.fuses
-            return fused if fuse or self.apart is None else self.apart
-        return fused if fuse else self.apart
+            return fused if fuse or self.unfused is None else self.unfused
+        return fused if fuse else self.unfused
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice for documents."""
@@ -149,7 +149,7 @@ class ChainChoice:
             "coupling": self.coupling,
             "candidates": [candidate.to_json() for candidate in self.candidates],
             "unavailable": self.unavailable,
-            "apart": None if self.apart is None else self.apart.to_json(),
+            "apart": None if self.unfused is None else self.unfused.to_json(),
             "apart_us": dict(self.apart_us),
             "stored_bytes": self.stored_bytes,
             "fuses": self.fuses,

@@ -73,11 +73,11 @@ class ApartPlan:
                 name = _INPUTS.get(tensor.tensor, tensor.tensor)
                 if name in self.chain.inputs:
                     tensors.append(replace(tensor, buffer=names(tensor.buffer), tensor=name))
-        known = {tensor.tensor for tensor in tensors}
+        factors = {tensor.tensor for tensor in tensors}
         tensors += [
             Tensor(name, name, shape, dtype)
             for name, (shape, dtype) in self.chain.inputs.items()
-            if name not in known
+            if name not in factors
         ]
         return tuple(tensors)
 

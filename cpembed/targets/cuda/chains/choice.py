@@ -46,21 +46,21 @@ def choose(chain: ProductChain, spec: HardwareSpec, gpu: Gpu) -> ChainChoice:
         pair = plans[0].plan.pair
     except LoweringError as error:
         unavailable = str(error)
-    apart = None if pair is None else _apart(chain, pair, gpu)
+    unfused = None if pair is None else _unfused(chain, pair, gpu)
     return ChainChoice(
         embeddings=pairs.embeddings,
         counts=_counts(pairs),
         coupling=_coupling_text(pairs),
         candidates=tuple(candidates),
         unavailable=unavailable,
-        apart=None if apart is None else _apart_candidate(*apart),
-        apart_us={} if apart is None else apart[1].by_kernel,
-        stored_bytes=0 if apart is None else apart[1].stored_bytes,
+        unfused=None if unfused is None else _unfused_candidate(*unfused),
+        apart_us={} if unfused is None else unfused[1].by_kernel,
+        stored_bytes=0 if unfused is None else unfused[1].stored_bytes,
         machine=gpu.name,
     )
 
 
-def _apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> tuple[ApartPlan, UnfusedTimes] | None:
+def _unfused(chain: ProductChain, pair: Pair, gpu: Gpu) -> tuple[ApartPlan, UnfusedTimes] | None:
     """Return kernels apart; None if the operand between them is too large for them."""
     try:
         plan = plan_apart(chain, pair, gpu)
@@ -70,7 +70,7 @@ def _apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> tuple[ApartPlan, Unfuse
     return plan, estimate_apart(plan, gpu)
 
 
-def _apart_candidate(plan: ApartPlan, times: UnfusedTimes) -> ChainCandidate:
+def _unfused_candidate(plan: ApartPlan, times: UnfusedTimes) -> ChainCandidate:
     first, second = plan.pair.first.ranked, plan.pair.second.ranked
     by_kernel = times.by_kernel
     return ChainCandidate(

@@ -118,6 +118,12 @@ def locate_block(writer: Writer, plan: ChainPlan) -> None:
 def locate_chunks(writer: Writer, plan: ChainPlan, softmax: Softmax | None) -> tuple[str, str]:
     """Write which chunks a block visits.
 
+    Parameters
+    ----------
+    writer, plan : Writer, ChainPlan
+    softmax : Softmax or None
+        Writer of the function between the products, if it is a softmax.
+
     Returns
     -------
     tuple of str and str

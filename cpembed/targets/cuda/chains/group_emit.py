@@ -78,15 +78,15 @@ class _GroupBody:
         self.script.line('ring = T.alloc_buffer((2,), "int32", scope="local")')
         self.script.lines(("ring[0] = 0", "ring[1] = 0"))
         self._initialise_barriers()
-        given, taken = SHARED_REGISTERS[plan.groups]
+        of_producers, of_consumers = SHARED_REGISTERS[plan.groups]
         with self.script.nested(f"if thread >= {plan.consumers}:"):
-            if given:
-                self.writer.call(f"cpembed_registers_dec_{given}")
+            if of_producers:
+                self.writer.call(f"cpembed_registers_dec_{of_producers}")
             with self.script.nested(f"if thread == {plan.consumers}:"):
                 self._produce(first, last)
         with self.script.nested("else:"):
-            if given:
-                self.writer.call(f"cpembed_registers_inc_{taken}")
+            if of_producers:
+                self.writer.call(f"cpembed_registers_inc_{of_consumers}")
             self._consume(first, last)
 
     # -- mbarriers --------------------------------------------------------------------------------

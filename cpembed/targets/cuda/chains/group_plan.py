@@ -95,18 +95,18 @@ def legal_columns(instruction: TensorCoreInstruction, columns: int) -> int:
     return min((count for count in counts if count >= columns), default=counts[-1])
 
 
-def _panel_tiles(depth: int, *, whole: bool) -> list[int]:
+def _panel_tiles(depth: int, *, once: bool) -> list[int]:
     """Return the numbers of instruction tiles along the depth that panels can have.
 
     Parameters
     ----------
     depth : int
         Number of instruction tiles along the depth of a stage.
-    whole : bool
+    once : bool
         True if a stage has all of the depth; otherwise each begins with a panel.
     """
     powers = [1, 2, PANEL_TILES]
-    if whole:
+    if once:
         return [min((n for n in powers if n >= depth), default=PANEL_TILES)]
     # Images along the other dimension can be as deep as the stage is.
     return [depth, *(n for n in powers if n < depth and depth % n == 0)]
@@ -170,7 +170,7 @@ class GroupPlan(ChainPlan):
         views = [
             (view, count, panel)
             for count in dict.fromkeys(counts)
-            for panel in _panel_tiles(depth, whole=role != "B2")
+            for panel in _panel_tiles(depth, once=role != "B2")
             for view in image_views(product, number, count, panel)
         ]
         if not views:

@@ -161,14 +161,14 @@ def _group_compute(plan: GroupPlan, gpu: Gpu) -> Phase:
     warps = plan.consumers // LANES
     issue = between * warps / gpu.unit.schedulers
     # A group waits for its first product, then computes the function while its second one runs.
-    alone = first + max(between, second) + 2 * gpu.unit.shared_load_cycles
+    of_group = first + max(between, second) + 2 * gpu.unit.shared_load_cycles
     # Groups meet at the units, as blocks on a multiprocessor do.
     busy = {
         "tensor": first + second,
         "shared": wavefronts / groups,
         "issue": issue / groups,
     }
-    cycles = round_cycles(Phase(alone), busy, groups)
+    cycles = round_cycles(Phase(of_group), busy, groups)
     return Phase(cycles, groups * (first + second), wavefronts, issue)
 
 

@@ -47,7 +47,14 @@ def converted(value: str, dtype: str) -> str:
 
 
 def write_pointwise(writer: Writer, plan: ChainPlan, step: str) -> None:
-    """Write ``middle`` of all sums of the chunk ``step``, or its stores to shared memory."""
+    """Write ``middle`` of all sums of a chunk, or its stores to shared memory.
+
+    Parameters
+    ----------
+    writer, plan : Writer, ChainPlan
+    step : str
+        Number of the chunk.
+    """
     script, rows = writer.script, plan.schedule.rows
     with script.nested(f"for i in T.unroll({rows}):"):
         if plan.schedule.via == "registers":

@@ -407,7 +407,17 @@ ones that share them."""
 
 
 def write_scaled(script: Script, function: RowSoftmax, score: str, label: str) -> None:
-    """Write a score times its factor, and within the bounds of a cap, in its place."""
+    """Write a score times its factor, and within the bounds of a cap, in its place.
+
+    Parameters
+    ----------
+    script : Script
+    function : RowSoftmax
+    score : str
+        The score.
+    label : str
+        Beginning of the names of registers.
+    """
     cap = function.cap
     factor = literal(function.scale if cap is None else function.scale / cap, "float32")
     script.line(f"{score} = {score} * {factor}")

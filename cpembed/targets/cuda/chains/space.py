@@ -96,7 +96,15 @@ def score(plan: ChainPlan, gpu: Gpu) -> ScoredChain:
 
 
 def plan_of(chain: ProductChain, pair: Pair, schedule: ChainSchedule) -> ChainPlan:
-    """Return the plan of a schedule, of warps or of warp groups."""
+    """Return the plan of a schedule, of warps or of warp groups.
+
+    Parameters
+    ----------
+    chain : ProductChain
+    pair : Pair
+        Embeddings of the products.
+    schedule : ChainSchedule
+    """
     is_group = pair.first.product.instruction.kind == "wgmma"
     return (GroupPlan if is_group else ChainPlan)(chain, pair, schedule)
 

@@ -94,5 +94,5 @@ def test_targets_without_a_kernel_of_the_chain_compute_it_apart() -> None:
     chain = named_chain("attention b=1 h=2 q=20 k=30 d=16", "wmma_f16")
     run = run_chain(chain, "wmma_f16", seed=1)
     assert isinstance(run, ChainRun)
-    assert run.candidate is run.solved.choice.apart
+    assert run.candidate is run.solved.choice.unfused
     assert not isinstance(run_chain(chain, "wmma_f16", fuse=True, seed=1), ChainRun)
