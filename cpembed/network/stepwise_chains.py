@@ -59,7 +59,7 @@ class FusedAttention:
             if mask.dtype == np.bool_:
                 mask = np.where(mask, np.float32(0), np.float32(-np.inf))
             # Of the chain's dimensions keys alone may have one element in the network's mask.
-            repeated = shape[:-1] + (1,) if mask.shape[-1] == 1 else shape
+            repeated = (*shape[:-1], 1) if mask.shape[-1] == 1 else shape
             named[MASK] = np.broadcast_to(mask.reshape(repeated), shape)
         return {
             name: named[name].astype(dtype, copy=False).reshape(shape)

@@ -350,11 +350,22 @@ class Softmax:
         with self.script.nested(
             f"for i in T.unroll({plan.schedule.rows}):", f"for inner in T.unroll({chunk}):"
         ):
-            for register, source in enumerate(coupling.sources):
-                tile = f"inner * {coupling.results[1]} + {source // count}"
-                score = f"scores[(i * {tiles} + {tile}) * {count} + {source % count}]"
-                target = f"middle[(i * {chunk} + inner) * {len(coupling.sources)} + {register}]"
-                self.script.line(f"{target} = {converted(score, plan.chain.factors)}")
+            values = [
+                f"scores[(i * {tiles} + inner * {coupling.results[1]} + {source // count}) * {count}"
+                f" + {source % count}]"
+                for source in coupling.sources
+            ]
+            first = f"(i * {chunk} + inner) * {len(values)}"
+            for register in range(0, len(values), 2):
+                low, high = values[register : register + 2]
+                if plan.chain.factors == "bfloat16":
+                    # Rounding by arithmetic on bits takes several instructions for each.
+                    target = register_pointer("middle", f"{first} + {register}")
+                    self.writer.call("cpembed_pack_bfloat16", target, low, high)
+                    continue
+                for number, value in enumerate((low, high)):
+                    target = f"middle[{first} + {register + number}]"
+                    self.script.line(f"{target} = {converted(value, plan.chain.factors)}")
 
     def end(self) -> None:
         """Write the division of the sums by the sums of powers; rows without keys are zero.
