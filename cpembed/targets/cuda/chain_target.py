@@ -24,11 +24,15 @@ def counter_rows(counters: Counters) -> list[Row]:
     products = sum(counters.mma.values())
     loads, stores = counters.shared_load_wavefronts, counters.shared_store_wavefronts
     loaded, stored = counters.global_load_sectors, counters.global_store_sectors
-    return [
+    rows = [
         ("counted", f"{products:,} products of the instruction"),
         ("shared", f"{loads:,} wavefronts of loads, {stores:,} of stores"),
         ("global", f"{loaded:,} sectors loaded, {stored:,} stored"),
     ]
+    copied, sectors = counters.bulk_load_bytes, counters.bulk_load_sectors
+    if copied:
+        rows.append(("bulk copies", f"{copied:,} bytes loaded in {sectors:,} sectors"))
+    return rows
 
 
 class ChainTarget:

@@ -135,14 +135,9 @@ def _power() -> _Definition:
 
 def _packed() -> _Definition:
     # Two registers of 16 bits, the lower one first.
-    return (
-        "cpembed_pack_bfloat16",
-        "void* registers, float low, float high",
-        [
-            'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(*static_cast<unsigned int*>(registers)) '
-            ': "f"(high), "f"(low));'
-        ],
-    )
+    pair = '"=r"(*static_cast<unsigned int*>(registers))'
+    convert = f'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : {pair} : "f"(high), "f"(low));'
+    return "cpembed_pack_bfloat16", "void* registers, float low, float high", [convert]
 
 
 def _opaque() -> _Definition:

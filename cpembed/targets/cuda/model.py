@@ -85,6 +85,11 @@ class Gpu:
         return self.unit.architecture
 
     @property
+    def has_bulk_copies(self) -> bool:
+        """True if the GPU has TMA and barrier objects."""
+        return int(self.architecture.removeprefix("sm_")) >= 90
+
+    @property
     def shared_bytes(self) -> int:
         """Maximum bytes of shared memory of a block."""
         return self.unit.shared_bytes_per_block

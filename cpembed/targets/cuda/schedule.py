@@ -116,6 +116,17 @@ class SharedTile:
             chunk = f"T.bitwise_xor({chunk}, ({turn}) % {min(self.chunks, 8)})"
         return f"({row}) * {self.pitch} + ({chunk}) * {CHUNK}"
 
+    def matrix_moves(self, row: int, depth_byte: int) -> tuple[int, int]:
+        """Return what the place of a matrix is changed by: an exclusive or, and a sum.
+
+        The matrix begins so many rows of the factor, and bytes along its depth, behind the place.
+        """
+        # Chunks are permuted by exclusive or, and those of one depth, or of one tile, are
+        # neighbours.
+        if self.transposed:
+            return row // 8 * CHUNK, depth_byte // 2 * self.pitch
+        return depth_byte, row * self.pitch
+
 
 @dataclass(frozen=True)
 class Staging:

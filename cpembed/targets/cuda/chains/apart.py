@@ -24,7 +24,7 @@ from cpembed.targets.cuda.chains.pointwise import ACTIVATIONS, converted
 from cpembed.targets.cuda.chains.softmax import masked_score, write_scaled
 from cpembed.targets.cuda.executor import Launch
 from cpembed.targets.cuda.hopper import build as hopper_build
-from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct
+from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
 from cpembed.targets.cuda.hopper.space import HopperSpace
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import TiledProduct
@@ -176,12 +176,13 @@ def plan_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> ApartPlan:
 
 def _best(product: TiledProduct, gpu: Gpu) -> tuple[ProductPlan, float]:
     """Return the plan of the smallest estimate, and its time in microseconds."""
+    space = CudaSpace(product, gpu)
     if product.instruction.kind == "wgmma":
-        lowered = HopperProduct(product)
-        best = HopperSpace(lowered, gpu).best()
-        return HopperPlan(lowered, best.schedule), best.cost
-    scored = CudaSpace(product, gpu).best()
-    return Plan(product, scored.schedule), scored.cost
+        space = HopperSpace(HopperProduct(product), gpu)
+    best = space.best()
+    if isinstance(best.schedule, HopperSchedule):
+        return HopperPlan(HopperProduct(product), best.schedule), best.cost
+    return Plan(product, best.schedule), best.cost
 
 
 def _epilogue(chain: ProductChain, function: Pointwise) -> Epilogue:

@@ -9,7 +9,7 @@ import numpy as np
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 from cpembed.targets.cuda.build import Tensor
-from cpembed.targets.cuda.cases import Case, Drawing
+from cpembed.targets.cuda.cases import Case, Drawing, Expected
 from cpembed.targets.cuda.chains.build import ChainKernels, operands_of, prepares_of
 from cpembed.targets.cuda.saving import SavedKernel
 from cpembed.targets.cuda.saving_target import architectures
@@ -34,7 +34,7 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
         name=name,
         text=replace(kernels.text, architectures=architectures(plan.second.instruction)),
         inputs=operands_of(plan),
-        output=Tensor("C", output.name, output.shape, chain.output),
+        outputs=[Tensor("C", output.name, output.shape, chain.output)],
         prepares=prepares_of(plan),
         cases=[chain_case(chain)],
         macs=chain.macs,
@@ -60,7 +60,8 @@ def chain_case(chain: ProductChain) -> Case:
     expected = chain.evaluate(arrays)
     tolerance = TOLERANCES.get(chain.factors, 0.0) * float(np.abs(expected).max())
     result = expected.astype(numpy_dtype(chain.output))
-    return Case("numbers", drawings, shapes, result, absolute=tolerance)
+    results = {chain.second.output.name: Expected(result, absolute=tolerance)}
+    return Case("numbers", drawings, shapes, results)
 
 
 def _drawing(chain: ProductChain, seed: int, name: str, dtype: str) -> Drawing:

@@ -350,9 +350,9 @@ class Softmax:
         with self.script.nested(
             f"for i in T.unroll({plan.schedule.rows}):", f"for inner in T.unroll({chunk}):"
         ):
+            tile = f"i * {tiles} + inner * {coupling.results[1]}"
             values = [
-                f"scores[(i * {tiles} + inner * {coupling.results[1]} + {source // count}) * {count}"
-                f" + {source % count}]"
+                f"scores[({tile} + {source // count}) * {count} + {source % count}]"
                 for source in coupling.sources
             ]
             first = f"(i * {chunk} + inner) * {len(values)}"

@@ -10,7 +10,7 @@ from typing import Any
 from cpembed.embedding.embedding import Embedding
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.targets.base import Array, Row, Target
+from cpembed.targets.base import Array, ChoicePolicy, Row, Target
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.chain_target import ChainTarget
 from cpembed.targets.cuda.executor import COMPILER
@@ -32,14 +32,12 @@ class HopperDetails(CudaDetails):
 
     def rows(self) -> list[Row]:
         counters = self.counters
-        copied, sectors = counters.bulk_load_bytes, counters.bulk_load_sectors
         # Counters count warps; a product is executed by those of a group.
         products = sum(counters.mma.values()) * LANES // WARP_GROUP
         rows = [
             *(row for row in super().rows() if row[0] != "counted"),
             ("counted", f"{products:,} products of the instruction"),
             ("factors", f"{counters.wgmma_wavefronts:,} wavefronts read by products"),
-            ("bulk copies", f"{copied:,} bytes loaded in {sectors:,} sectors"),
         ]
         if counters.multicast_bytes:
             rows.append(("multicast", f"{counters.multicast_bytes:,} bytes to further blocks"))
@@ -51,6 +49,9 @@ class HopperTarget(ChainTarget, SavingTarget, Target[HopperProduct, HopperSchedu
 
     provenance = Provenance.EMULATED
     follows_machine = True
+    # TMA reads rows of pixels that carry from line to line as fast as any, so that padding of an
+    # image's lines to the instruction's rows gains nothing.
+    policy = ChoicePolicy(well_used=1.0)
 
     @cached_property
     def gpu(self) -> Gpu:
