@@ -32,8 +32,9 @@ from cpembed.workloads.family import Family, Parameter, ParameterKind
 Array = NDArray[Any]
 Inputs = Mapping[str, Array]
 
-LENGTHS, MASK, BIAS, SCALE = "Lengths", "Mask", "MiddleBias", "MiddleScale"
-"""Names of further inputs: keys of each batch, addends of the scores, vectors of the function."""
+LENGTHS, MASK, SINKS, BIAS, SCALE = "Lengths", "Mask", "Sinks", "MiddleBias", "MiddleScale"
+"""Names of further inputs: keys of each batch, mask of the scores, scores of no key, vectors of the
+function."""
 
 MASK_DTYPES = ("float32", "float16", "bfloat16", "uint8")
 """Element types of masks."""
@@ -75,6 +76,9 @@ class RowSoftmax:
         which -inf excludes; of bytes, 0 excludes and other numbers do nothing.
     cap : float, optional
         Scores ``s`` become ``cap * tanh(s / cap)`` before masks; None to leave them.
+    sinks : bool
+        True if an input of float32 has a score of each head that takes weight from the keys and has
+        no value.
     """
 
     scale: float
@@ -84,6 +88,7 @@ class RowSoftmax:
     mask: str = ""
     mask_dtype: str = "float32"
     cap: float | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,8 @@ class ProductChain:
                 sizes = self.mask_sizes
                 shape = tuple(sizes[name] for name in self.function.mask)
                 inputs[MASK] = shape, self.function.mask_dtype
+            if self.function.sinks:
+                inputs[SINKS] = (self.mask_sizes["h"],), "float32"
             return inputs
         if self.function.bias:
             inputs[BIAS] = (columns,), self.first.output.dtype
@@ -315,8 +322,14 @@ def _softmax(chain: ProductChain, function: RowSoftmax, sums: Array, inputs: Inp
         lengths = inputs[LENGTHS].reshape(-1, 1, 1, 1, 1)
         scores = np.where(_numbers(keys) >= lengths, -np.inf, scores)
     top = scores.max(axis=-1, keepdims=True)
-    powers = np.exp(scores - np.where(top == -np.inf, 0, top))
-    total = powers.sum(axis=-1, keepdims=True)
+    sinks = np.full((1, 1, 1, 1, 1), -np.inf)
+    if function.sinks:
+        heads = chain.first.extents["g"], chain.first.extents["r"]
+        sinks = inputs[SINKS].astype(np.float64).reshape(1, *heads, 1, 1)
+        top = np.maximum(top, sinks)
+    centre = np.where(top == -np.inf, 0, top)
+    powers = np.exp(scores - centre)
+    total = powers.sum(axis=-1, keepdims=True) + np.exp(sinks - centre)
     return powers / np.where(total == 0, 1, total)
 
 
@@ -387,6 +400,7 @@ def _attention(
     mask: str | bool = "",
     mask_type: str = "float32",
     cap: str = "",
+    sinks: bool = False,
     layout: str = "BHSD",
     scale: str = "",
     dtype: str = "float16",
@@ -430,6 +444,7 @@ def _attention(
         mask=_mask(family, mask),
         mask_dtype=mask_type,
         cap=_cap(family, cap),
+        sinks=sinks,
     )
     return ProductChain(
         name=family.name, first=first, second=second, function=function, output=stored
@@ -581,6 +596,8 @@ FAMILIES: dict[str, Family[ProductChain]] = {
                 Parameter("mask_type", "element type of the mask, whose values are added; uint8: 0 "
                           "hides", ParameterKind.CHOICE, "float32", MASK_DTYPES),
                 Parameter("cap", "scores s become cap tanh(s / cap)", ParameterKind.CHOICE, ""),
+                Parameter("sinks", "1: a score of each head, of no key, is an input",
+                          ParameterKind.FLAG, "0"),
                 Parameter(
                     "layout", "order of axes", ParameterKind.CHOICE, "BHSD", ("BHSD", "BSHD")
                 ),

@@ -33,7 +33,16 @@ from cpembed.targets.cuda.offsets import MAX_OFFSET
 from cpembed.targets.cuda.schedule import Plan, ProductPlan
 from cpembed.targets.cuda.target import CudaSpace
 from cpembed.targets.cuda.writer import Writer, register_pointer
-from cpembed.workloads.chains import BIAS, LENGTHS, MASK, SCALE, Pointwise, ProductChain, RowSoftmax
+from cpembed.workloads.chains import (
+    BIAS,
+    LENGTHS,
+    MASK,
+    SCALE,
+    SINKS,
+    Pointwise,
+    ProductChain,
+    RowSoftmax,
+)
 
 SCORES, MIDDLE = "Scores", "Middle"
 """Buffers of the first product's result before a softmax, and of the second's first factor."""
@@ -58,6 +67,11 @@ class ApartPlan:
     @property
     def second(self) -> TiledProduct:
         return self.second_plan.product
+
+    @property
+    def copies_in_bulk(self) -> bool:
+        """True if one of the products loads its factors by bulk copies."""
+        return any(isinstance(plan, HopperPlan) for plan in (self.first_plan, self.second_plan))
 
     @property
     def schedule_text(self) -> str:
@@ -206,7 +220,7 @@ def softmax_kernel(chain: ProductChain, function: RowSoftmax) -> tuple[Writer, L
         buffer(SCORES, elements, chain.first.output.dtype),
         *(
             buffer(name, math.prod(chain.inputs[name][0]), chain.inputs[name][1])
-            for name in (LENGTHS, MASK)
+            for name in (LENGTHS, MASK, SINKS)
             if name in chain.inputs
         ),
         buffer(MIDDLE, elements, chain.factors),
@@ -247,11 +261,18 @@ class _RowWriter:
             script.line(f'{name} = T.alloc_buffer((1,), "float32", scope="local")')
         script.lines((f"top[0] = {_LOWEST}", "total[0] = T.float32(0)"))
         self._locate()
+        sink = f"{SINKS}[g_row * {self.sizes['r']} + r_row]"
+        if self.function.sinks:
+            script.line(f"top[0] = {sink}")
         with self._turns("0"):
             script.line("top[0] = T.max(top[0], value[0])")
         self._combine("top[0]", "T.max(top[0], {})")
         # A row without any key: its powers are zero, not NaN.
         script.line(f"top[0] = T.Select(top[0] == {_LOWEST}, T.float32(0), top[0])")
+        if self.function.sinks:
+            script.line(f"value[0] = {sink}")
+            self._power()
+            script.line(f"total[0] = T.Select(thread % {LANES} == 0, value[0], T.float32(0))")
         with self._turns("1"):
             self._power()
             script.line("total[0] = total[0] + value[0]")

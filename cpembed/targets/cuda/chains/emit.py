@@ -55,6 +55,8 @@ def chain_kernel(plan: ChainPlan) -> Writer:
             elements = plan.schedule.splits * product.output.layout.elements
             writer.script.line(f"T.writes({written}[0 : {elements}])")
             _ChainBody(writer, plan).write()
+    # nvcc warns of variables that nothing reads.
+    writer.script.drop_unread()
     return writer
 
 
@@ -133,15 +135,17 @@ def locate_chunks(writer: Writer, plan: ChainPlan, softmax: Softmax | None) -> t
     script, splits = writer.script, plan.schedule.splits
     if splits == 1 and first == "0" and last.isdecimal():
         return first, last
-    script.line(f"first_chunk = {first}")
-    if splits > 1:
-        # Parts are as even as whole chunks can be, whatever number a mask leaves.
-        script.line(f"chunk_count = T.max(0, {last} - first_chunk)")
-        script.line(f"last_chunk = first_chunk + T.truncdiv(chunk_count * (part + 1), {splits})")
-        script.line(f"part_chunk = first_chunk + T.truncdiv(chunk_count * part, {splits})")
-        return "part_chunk", "last_chunk"
+    if first != "0":
+        script.line(f"first_chunk = {first}")
+        first = "first_chunk"
     script.line(f"last_chunk = {last}")
-    return ("0" if first == "0" else "first_chunk"), "last_chunk"
+    if splits == 1:
+        return first, "last_chunk"
+    # Parts are as even as whole chunks can be, whatever number a mask leaves.
+    script.line(f"chunk_count = T.max(0, last_chunk - {first})")
+    script.line(f"part_first = {first} + T.truncdiv(chunk_count * part, {splits})")
+    script.line(f"part_last = {first} + T.truncdiv(chunk_count * (part + 1), {splits})")
+    return "part_first", "part_last"
 
 
 def chunk_after(first: str, number: int) -> str:

@@ -10,6 +10,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 from cpembed.targets.cuda.build import Tensor
 from cpembed.targets.cuda.cases import Case, Drawing, Expected
+from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.build import ChainKernels, operands_of, prepares_of
 from cpembed.targets.cuda.saving import SavedKernel
 from cpembed.targets.cuda.saving_target import architectures
@@ -28,11 +29,14 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
         Identifier with which the names of kernels and files begin.
     """
     plan, chain = kernels.plan, kernels.plan.chain
+    # Bulk copies are there from compute capability 9.0.
+    copied = isinstance(plan, ApartPlan) and plan.copies_in_bulk
+    least = 90 if copied else 0
     output = chain.second.output
     pair = plan.pair
     return SavedKernel(
         name=name,
-        text=replace(kernels.text, architectures=architectures(plan.second.instruction)),
+        text=replace(kernels.text, architectures=architectures(plan.second.instruction, least)),
         inputs=operands_of(plan),
         outputs=[Tensor("C", output.name, output.shape, chain.output)],
         prepares=prepares_of(plan),

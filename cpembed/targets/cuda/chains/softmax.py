@@ -30,7 +30,7 @@ from cpembed.targets.cuda.writer import (
     inside_conditions,
     register_pointer,
 )
-from cpembed.workloads.chains import LENGTHS, MASK, RowSoftmax
+from cpembed.workloads.chains import LENGTHS, MASK, SINKS, RowSoftmax
 
 _LOWEST = 'T.float32("-inf")'
 
@@ -110,6 +110,8 @@ class Softmax:
         with script.nested(f"for i in T.unroll({count}):"):
             script.line(f"largest[i] = {_LOWEST}")
             script.line("powers[i] = T.float32(0)")
+        if self.function.sinks:
+            self._begin_with_sinks()
         if not self._is_limited:
             return
         for name in ["limit"] + ["first_of_row"] * (self.function.window is not None):
@@ -128,6 +130,31 @@ class Softmax:
         script.line(f"warp_keys = {self._bound(tiles, rows, upper=False)}")
         if self.function.window is not None:
             script.line(f"warp_first = {self._first_key(tiles, rows, upper=True)}")
+
+    def _begin_with_sinks(self) -> None:
+        """Write the scores of no key as the first ones of the rows."""
+        script, extents = self.script, self.plan.first.program.extents
+        holds = f"T.bitwise_and(lane, {sum(self.masks)}) == 0"
+        first = "part == 0" if self.plan.schedule.splits > 1 else "True"
+        factor = literal(math.log2(math.e) / self.exponent, "float32")
+        for i in range(self.plan.schedule.rows):
+            for number in range(self.rows_of_lane):
+                at = i * self.rows_of_lane + number
+                values = self._iterators(self._tile(str(i)), self._row(number), "0")
+                group, member = (
+                    index_script(self.coordinates[name], values, extents) for name in "gr"
+                )
+                # Rows of padded tiles have no head.
+                head = f"T.min(({group}) * {self.sizes['r']} + {member}, {self._heads - 1})"
+                script.line(f"largest[{at}] = {SINKS}[{head}] * {factor}")
+                if first != "True":
+                    script.line(f"largest[{at}] = T.Select({first}, largest[{at}], {_LOWEST})")
+                one = f"{first} and {holds}"
+                script.line(f"powers[{at}] = T.Select({one}, T.float32(1), T.float32(0))")
+
+    @property
+    def _heads(self) -> int:
+        return self.sizes["g"] * self.sizes["r"]
 
     def _iterators(self, tile: str, row: str, column: str) -> dict[str, str]:
         """Return the iterators of the first product at a row of a tile of rows, in batch."""

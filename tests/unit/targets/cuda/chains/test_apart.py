@@ -39,6 +39,7 @@ def random_chain(random: np.random.Generator) -> str:
         words += ["causal"] * int(random.integers(2))
         words += [f"window={random.integers(1, 40)}"] * ("causal" in words)
         words += ["lengths"] * int(random.integers(2)) + ["cap=3"] * int(random.integers(2))
+        words += ["sinks"] * int(random.integers(2))
         if random.integers(2):
             dimensions = random.choice(["k", "qk", "hqk", "bk", "bhqk"])
             words.append(f"mask={dimensions} mask_type={random.choice(MASK_DTYPES)}")

@@ -64,6 +64,7 @@ def random_attention(random: np.random.Generator) -> str:
         words += [f"offset={random.integers(-5, 20)}"] * bool(random.integers(2))
         words += [f"window={random.integers(1, 60)}"] * bool(random.integers(2))
     words += ["lengths"] * bool(random.integers(2)) + ["cap=3"] * (random.random() < 0.2)
+    words += ["sinks"] * (random.random() < 0.2)
     if random.random() < 0.3:
         dimensions = random.choice(["1", "k", "qk", "hqk", "bk", "bqk", "bhqk"])
         words.append(f"mask={dimensions} mask_type={random.choice(MASK_DTYPES)}")
