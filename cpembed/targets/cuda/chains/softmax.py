@@ -149,8 +149,8 @@ class Softmax:
                 script.line(f"largest[{at}] = {SINKS}[{head}] * {factor}")
                 if first != "True":
                     script.line(f"largest[{at}] = T.Select({first}, largest[{at}], {_LOWEST})")
-                one = f"{first} and {holds}"
-                script.line(f"powers[{at}] = T.Select({one}, T.float32(1), T.float32(0))")
+                counted = f"{first} and {holds}"
+                script.line(f"powers[{at}] = T.Select({counted}, T.float32(1), T.float32(0))")
 
     @property
     def _heads(self) -> int:
