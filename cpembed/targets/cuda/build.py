@@ -39,6 +39,7 @@ from cpembed.targets.cuda.model import multiprocessor_of
 from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
 from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
 from cpembed.targets.cuda.schedule import MAX_THREADS, Plan, ProductPlan
+from cpembed.targets.cuda.unread import without_unread
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
     PARTIAL,
@@ -170,7 +171,7 @@ def generate(
                 raise LoweringError(f"TVM makes no CUDA of the kernel: {reason}") from error
     # The host module holds the launches; its only import is the CUDA source.
     (device,) = module.imports
-    source = device.inspect_source()
+    source = without_unread(device.inspect_source())
     return CudaText(
         source,
         tuple(

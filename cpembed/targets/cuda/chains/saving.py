@@ -12,8 +12,8 @@ from cpembed.targets.cuda.build import Tensor
 from cpembed.targets.cuda.cases import Case, Drawing, Expected
 from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.build import ChainKernels, operands_of, prepares_of
+from cpembed.targets.cuda.compiling import architectures_of
 from cpembed.targets.cuda.saving import SavedKernel
-from cpembed.targets.cuda.saving_target import architectures
 from cpembed.workloads.chains import LENGTHS, MASK, SCALE, TOLERANCES, ProductChain
 
 
@@ -36,7 +36,7 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
     pair = plan.pair
     return SavedKernel(
         name=name,
-        text=replace(kernels.text, architectures=architectures(plan.second.instruction, least)),
+        text=replace(kernels.text, architectures=architectures_of(plan.second.instruction, least)),
         inputs=operands_of(plan),
         outputs=[Tensor("C", output.name, output.shape, chain.output)],
         prepares=prepares_of(plan),
