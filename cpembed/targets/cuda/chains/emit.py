@@ -55,8 +55,6 @@ def chain_kernel(plan: ChainPlan) -> Writer:
             elements = plan.schedule.splits * product.output.layout.elements
             writer.script.line(f"T.writes({written}[0 : {elements}])")
             _ChainBody(writer, plan).write()
-    # nvcc warns of variables that nothing reads.
-    writer.script.drop_unread()
     return writer
 
 

@@ -52,7 +52,6 @@ def group_kernel(plan: GroupPlan) -> Writer:
                 # As for products: ptxas has to know how many registers each thread begins with.
                 script.line('T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1)')
             _GroupBody(writer, plan).write()
-    script.drop_unread()
     return writer
 
 

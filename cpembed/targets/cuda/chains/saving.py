@@ -29,14 +29,14 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
         Identifier with which the names of kernels and files begin.
     """
     plan, chain = kernels.plan, kernels.plan.chain
-    # Bulk copies are there from compute capability 9.0.
-    copied = isinstance(plan, ApartPlan) and plan.copies_in_bulk
-    least = 90 if copied else 0
+    bulk = isinstance(plan, ApartPlan) and plan.copies_in_bulk
     output = chain.second.output
     pair = plan.pair
     return SavedKernel(
         name=name,
-        text=replace(kernels.text, architectures=architectures_of(plan.second.instruction, least)),
+        text=replace(
+            kernels.text, architectures=architectures_of(plan.second.instruction, bulk=bulk)
+        ),
         inputs=operands_of(plan),
         outputs=[Tensor("C", output.name, output.shape, chain.output)],
         prepares=prepares_of(plan),
