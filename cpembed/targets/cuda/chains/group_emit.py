@@ -23,6 +23,7 @@ from cpembed.targets.cuda.hopper.device import product_name
 from cpembed.targets.cuda.hopper.layouts import ALIGNMENT, CHUNK
 from cpembed.targets.cuda.hopper.loads import write_tensor_copy
 from cpembed.targets.cuda.hopper.schedule import BARRIER_BYTES, WARP_ROWS
+from cpembed.targets.cuda.hopper.streaming import write_opaque
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.results import Strip, stage_sums, store_strip
 from cpembed.targets.cuda.writer import PARTIAL, Writer, register_pointer, shared_pointer
@@ -196,6 +197,9 @@ class _GroupBody:
         self._write_descriptors()
         with self.script.nested(f"if {first} < {last}:"):
             self._multiply_all(first, last)
+        if self.schedule.splits > 1:
+            # Sums of a part are stored as they are.
+            write_opaque(self.writer, second.sums, self.schedule.columns * sums)
         if self.softmax is not None:
             self.softmax.end()
         self._store()
