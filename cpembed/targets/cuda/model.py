@@ -257,9 +257,10 @@ class KernelWork:
         if self.stages == 1:
             cycles = (fetch + compute) * self.steps + result * self.results
         else:
-            # Fetches of all stages but the one that computes are in flight together.
+            # Fetches of all stages but the one that computes are in flight together, and none is
+            # while the last stage computes.
             step = max(compute, fetch / (self.stages - 1))
-            cycles = fetch + self.steps * step + self.results * result
+            cycles = fetch + (self.steps - 1) * step + compute + self.results * result
         return replace(busy, cycles=cycles)
 
 
