@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from cpembed.codegen.recorded import FunctionCalls
-from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
@@ -288,9 +287,6 @@ class CudaTarget(SavingTarget, Target[TiledProduct, AnySchedule, CudaKernels]):
         """Return the schedule of :meth:`schedule_json`."""
         named = {("layouts" if name == "ways" else name): v for name, v in document.items()}
         return msgspec.convert(named, HopperSchedule if "loads" in named else KernelSchedule)
-
-    def schedule_text(self, embedding: Embedding, schedule: AnySchedule) -> str:
-        return str(schedule)
 
     def describe(self, artifact: CudaKernels, timing: Timing) -> CudaDetails:
         plan = artifact.plan
