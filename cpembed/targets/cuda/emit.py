@@ -56,7 +56,7 @@ def product_kernel(plan: Plan) -> Writer:
 def _write_thread_nest(writer: Writer, plan: Plan) -> None:
     rows, columns, batch, splits = plan.blocks
     script, threads = writer.script, plan.schedule.threads
-    elements = plan.product.output.layout.elements
+    elements = plan.product.output.elements
     with script.nested(
         f'for bx in T.thread_binding({rows * columns}, thread="blockIdx.x"):',
         f'for by in T.thread_binding({batch}, thread="blockIdx.y"):',

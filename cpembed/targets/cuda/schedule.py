@@ -314,6 +314,8 @@ def check(plan: Plan, shared_bytes: int) -> None:
         raise LoweringError(
             f"{schedule}: tiles count from 1, stages from 2, the depth is 1, 2 or 4"
         )
+    if schedule.splits > 1 and product.output.placement is not None:
+        raise LoweringError(f"{schedule}: the kernel that adds parts writes an entire buffer")
     counts = (len(product.first), len(product.second))
     if any(not 0 <= n < count for n, count in zip(schedule.layouts, counts, strict=True)):
         raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
