@@ -4,8 +4,8 @@
     python -m experiments.unit2021.figure11.run --results results.json   # cuDNN, ours: measured
 
 The pack is ``python -m benchmarks.gpu.pack --suite unit16``. It has the fastest of our kernels,
-that of fused rows and cuDNN; the steps between are estimates, and their columns say so. Writes
-``results.json`` and ``results.md``.
+that of fused rows and cuDNN; the steps between are estimates, which take a minute of processor
+time, and their columns say so. Writes ``results.json`` and ``results.md``.
 """
 
 from __future__ import annotations
