@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from cpembed.embedding.embedding import Embedding
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.database import PlainTrial
 from cpembed.targets.base import Array, ChoicePolicy, Row, Target
 from cpembed.targets.cuda.build import CudaKernels
+from cpembed.targets.cuda.chain_target import ChainTarget
 from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
@@ -47,7 +47,7 @@ class HopperDetails(CudaDetails):
         return rows
 
 
-class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKernels]):
+class HopperTarget(ChainTarget, SavingTarget, Target[HopperProduct, HopperSchedule, CudaKernels]):
     """Emulated warp groups; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
@@ -89,9 +89,6 @@ class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKerne
     def schedule_from(self, document: Mapping[str, Any]) -> HopperSchedule:
         """Return the schedule of :meth:`schedule_json`."""
         return msgspec.convert(document, HopperSchedule)
-
-    def schedule_text(self, embedding: Embedding, schedule: HopperSchedule) -> str:
-        return str(schedule)
 
     def describe(self, artifact: CudaKernels, timing: Timing) -> HopperDetails:
         plan = artifact.plan

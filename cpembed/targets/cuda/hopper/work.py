@@ -24,6 +24,9 @@ from cpembed.targets.cuda.traffic import (
     operand_bytes,
 )
 
+PART_LATENCIES = 3
+"""Number of latencies of L2 that follow each other where parts of sums are added."""
+
 STAGE_INSTRUCTIONS = 30
 """Number of integer instructions of a consumer warp for a stage, beside its loads of fragments."""
 
@@ -119,6 +122,9 @@ def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     waits = strips * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
     issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
     cycles = waits + issue_of_warp + shared / warps
+    if plan.order.streamed_parts:
+        # A part is stored, then counted, then the last block loads all parts: three times to L2.
+        cycles += PART_LATENCIES * gpu.l2_cycles
     moved = counts.stored_bytes + counts.part_bytes_loaded
     return Phase(cycles, 0.0, shared, issue, bytes=moved / items)
 
@@ -129,18 +135,18 @@ def _bytes_from_dram(plan: HopperPlan, gpu: Gpu) -> float:
     Each factor once if both fit L2. Otherwise each turn of the persistent blocks reads its rows and
     columns; those of the turn before are still in L2 if all of that turn fitted.
     """
-    whole = tuple(operand_bytes(plan.operand(number)) for number in range(2))
-    if sum(whole) <= gpu.l2_capacity:
-        return sum(whole)
+    factors = tuple(operand_bytes(plan.operand(number)) for number in range(2))
+    if sum(factors) <= gpu.l2_capacity:
+        return sum(factors)
     reads = wave_reads(plan.order)
     # Bytes of all of the depth of a worker's rows, and of its columns.
-    sizes = [size / read.shape[1] for size, read in zip(whole, reads, strict=True)]
+    sizes = [size / read.shape[1] for size, read in zip(factors, reads, strict=True)]
     turns = reads[0].sum(axis=1) * sizes[0] + reads[1].sum(axis=1) * sizes[1]
     again = sum(
         (read[1:] & read[:-1]).sum(axis=1) * size for read, size in zip(reads, sizes, strict=True)
     )
     total = turns.sum() - np.where(turns[:-1] <= gpu.l2_capacity, again, 0.0).sum()
-    return max(sum(whole), float(total))
+    return max(sum(factors), float(total))
 
 
 def _auxiliary(plan: HopperPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
