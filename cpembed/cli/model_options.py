@@ -43,7 +43,7 @@ network_targets_option = click.option(
 )
 """Option for the units of several versions of a network."""
 
-FLOAT_TYPES = {"f32": "float32", "bf16": "bfloat16"}
+FLOAT_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 """Element types of float products by their names in ``--float``."""
 
 
@@ -58,8 +58,8 @@ float_option = click.option(
     "float_type",
     type=click.Choice(list(FLOAT_TYPES)),
     callback=_float_type,
-    help="Element type of the factors of float products; sums are float32.  [default: bf16 if the "
-    "named target multiplies it, else f32]",
+    help="Element type of the factors of float products; sums are float32.  [default: bf16 or f16 "
+    "if the named target multiplies it, else f32]",
 )
 """Option for the element type of the factors of float products."""
 

@@ -433,6 +433,11 @@ class Epilogue:
         """True if a result depends on its sum only, and lies where the sum would."""
         return not (self.parameters or self.placement or self.chain or self.second)
 
+    @property
+    def computes_functions(self) -> bool:
+        """True if an expression is part of it, which targets round by their own functions."""
+        return self.chain is not None or self.second is not None
+
     def in_integers(self, sums: str) -> bool:
         """Return True if no step involves floats."""
         return is_integer(sums) and is_integer(self.dtype) and not (self.scale or self.chain)

@@ -24,6 +24,7 @@ from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.program import NetworkProgram, network_program
 from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import links_here
+from cpembed.targets.chains import makes_attention
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.targets.units import NATIVE, Units
 
@@ -192,8 +193,9 @@ def in_place(graph: Graph) -> dict[str, str]:
 
 def prepared_and_named(graph: Graph, units: Units) -> Graph:
     """Return a graph with the element types that units multiply, and unique names."""
-    # Where products run one by one, on a simulator, the products of attention do too.
-    attends = links_here(open_target(units.primary))
+    # Where products run one by one, those of attention do too, unless the target chains them.
+    target = open_target(units.primary)
+    attends = links_here(target) or makes_attention(target, units.float_type)
     # Plans, programs and documents refer to operators by name.
     return uniquely_named(matching.prepared_for(graph, units, attends=attends))
 

@@ -24,7 +24,8 @@ from cpembed.network.library_cache import LibraryCache, library_key
 from cpembed.network.observation import Verdict
 from cpembed.network.plan import Planning, plan_network
 from cpembed.network.run import NetworkRun, run_network
-from cpembed.network.stepwise import StepwiseRun, run_stepwise, stepwise_document
+from cpembed.network.stepwise import StepwiseRun, run_stepwise
+from cpembed.network.stepwise_document import stepwise_document
 from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import links_here
 from cpembed.targets.outputs import saved_file_instructions

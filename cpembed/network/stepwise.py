@@ -1,13 +1,14 @@
 """Run a network product by product, on a target that no library of this machine holds.
 
-The target is simulated or emulated. The host computes the rest by its definition: operators between
-products, and epilogues that the target cannot compute. Each such step is listed with the time that
-a kernel of it is estimated to take (:mod:`cpembed.network.host_work`).
+The target is simulated or emulated. It computes products with their epilogues, or sums whose
+epilogue the host computes, and some targets attention as one kernel. The host computes the rest by
+its definition. Each of its steps is listed with the time that a kernel of it is estimated to take
+(:mod:`cpembed.network.host_work`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver.advice import empty_places
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Plan, Request, Selection
 from cpembed.errors import CpembedError, LoweringError, WorkloadError
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
-from cpembed.graph.kinds import Product, TensorType
+from cpembed.graph.kinds import Attention, Product, TensorType
+from cpembed.graph.passes.second_results import fuse_second_results
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
@@ -30,8 +33,13 @@ from cpembed.network.layout import Layout, is_convolution, padding_of
 from cpembed.network.observation import Verdict, difference
 from cpembed.network.physical_product import physical_product
 from cpembed.network.product_kernels import family_text, utilisation
+from cpembed.network.stepwise_chains import (
+    FusedAttention,
+    executed_chain,
+    with_chains,
+    with_undefined_rows,
+)
 from cpembed.runtime import worker
-from cpembed.runtime.measurement.environment import provenance
 from cpembed.steps import Progress
 from cpembed.targets.capabilities import AnyTarget
 from cpembed.targets.choice import built_first
@@ -39,6 +47,10 @@ from cpembed.targets.outputs import exact_epilogue
 from cpembed.targets.outputs import save as save_artifact
 from cpembed.targets.registry import open_target
 from cpembed.targets.units import multiplies
+from cpembed.workloads.chains import TOLERANCES
+
+_RESULTS = "results"
+"""Entry of :attr:`StepResult.stored` where the target computes a product's epilogue."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,7 @@ class StepResult:
     reason : str, optional
         Why the host, or another target, executed the operator, or why most of the unit is idle.
     stored : str
-        Results that the target stored: sums, or sums that the host scaled.
+        Results that the target stored: sums, sums that the host scaled, or those of the epilogue.
     host : tuple of HostWork
         Steps of the operator that the host executes.
     """
@@ -125,29 +137,32 @@ def run_stepwise(
     check_inputs(graph, inputs)
     machine = open_target(target)
     host = host_target(machine)
-    selections: dict[Computation, Selection | str] = {}
+    chained = with_chains(graph, machine)
+    graph = chained.graph
+    if machine.takes_epilogues:
+        graph = fuse_second_results(graph)
+    selections: dict[tuple[Computation, Any], Selection | str] = {}
     values: dict[str, Array] = {**graph.constants, **inputs}
     steps: list[StepResult] = []
     for number, operator in enumerate(graph.operators):
         progress(f"running {operator.name}", number, len(graph.operators))
         arrays = [values[name] for name in operator.inputs]
         expected = operator.kind.evaluate(arrays)
-        step, results = None, expected
+        step, modes = StepResult(operator, Verdict(operator.name, 0.0, 0.0)), [expected]
+        folder = None if save is None else save / _file_name(number, operator.name)
         if isinstance(operator.kind, Product):
-            folder = None if save is None else save / _file_name(number, operator.name)
             product_step = _ProductStep(
                 target=machine, operator=operator, kind=operator.kind, timeout=timeout, save=folder
             )
-            step, result = product_step.run(arrays, selections)
-            results = (result,) if result is not None else expected
-        error = max(difference(a, b) for a, b in zip(results, expected, strict=True))
-        verdict = Verdict(operator.name, error, _tolerance(operator, expected))
-        step = StepResult(operator, verdict) if step is None else replace(step, verdict=verdict)
-        if isinstance(operator.kind, Product) and step.executed_on is not None:
-            works = product_on_host(operator.kind, graph.types[operator.inputs[0]], host)
-        else:
-            works = (operator_on_host(graph, operator, host),)
-        steps.append(replace(step, host=works))
+            step, modes = product_step.run(arrays, selections)
+            reason = chained.reasons.get(operator.name)
+            step = step if reason is None else replace(step, reason=reason)
+        elif operator.name in chained.fused:
+            attention = chained.fused[operator.name]
+            step, modes = _attention_step(machine, operator, attention, arrays, folder)
+        step = replace(step, verdict=_verdict(operator, modes or [expected], expected))
+        results = modes[0] if modes else expected
+        steps.append(replace(step, host=_host_works(graph, step, host)))
         # Later operators read the target's results, as they would in a library.
         values |= zip(operator.outputs, results, strict=True)
     outputs = {name: values[name] for name in graph.outputs}
@@ -160,14 +175,83 @@ def run_stepwise(
     )
 
 
-def _tolerance(operator: Operator, expected: tuple[Array, ...]) -> float:
-    """Return the allowed difference, 0 for integers."""
+def _host_works(graph: Graph, step: StepResult, host: AnyTarget) -> tuple[HostWork, ...]:
+    """Return what the host does of an operator."""
+    operator = step.operator
+    if step.executed_on is None:
+        return (operator_on_host(graph, operator, host),)
+    if not isinstance(operator.kind, Product):
+        return ()
+    remaining = operator.kind
+    if step.stored == _RESULTS:
+        remaining = remaining.with_epilogue(None)
+    return product_on_host(remaining, graph.types[operator.inputs[0]], host)
+
+
+def _verdict(
+    operator: Operator, modes: Sequence[tuple[Array, ...]], expected: tuple[Array, ...]
+) -> Verdict:
+    """Return the comparison of the results in each mode of a target with the definition."""
+    verdicts = [
+        Verdict(operator.name, difference(result, definition), _tolerance(operator, definition))
+        for results in modes
+        for result, definition in zip(results, expected, strict=True)
+    ]
+    failed = [verdict for verdict in verdicts if not verdict.verified]
+    return max(failed or verdicts, key=lambda verdict: verdict.max_error)
+
+
+def _tolerance(operator: Operator, expected: Array) -> float:
+    """Return the allowed difference of a result, 0 where integers are exact."""
     kind = operator.kind
-    if not isinstance(kind, Product) or is_integer(kind.computation.output.dtype):
+    if isinstance(kind, Attention):
+        return TOLERANCES.get(kind.factors, 0.0) * _largest(expected)
+    if not isinstance(kind, Product):
         return 0.0
+    has_functions = kind.epilogue is not None and kind.epilogue.computes_functions
+    if is_integer(kind.computation.output.dtype) and not has_functions:
+        return 0.0
+    # What is rounded to an integer may be rounded the other way.
+    if is_integer(expected.dtype.name):
+        return 1.0
     # Targets add in another order than the definition, some in 16 bits of mantissa or fewer.
-    sizes = [float(np.abs(array.astype(np.float64)).max()) for array in expected if array.size]
-    return 1e-3 * max(sizes, default=0.0)
+    return 1e-3 * _largest(expected)
+
+
+def _largest(array: Array) -> float:
+    finite = np.abs(array.astype(np.float64))
+    return float(finite[np.isfinite(finite)].max(initial=0.0))
+
+
+def _attention_step(
+    target: AnyTarget,
+    operator: Operator,
+    attention: FusedAttention,
+    arrays: list[Array],
+    save: Path | None,
+) -> tuple[StepResult, list[tuple[Array, ...]] | None]:
+    """Run an attention as one kernel; no results if the host has to compute it."""
+    verdict, candidate = Verdict(operator.name, 0.0, 0.0), attention.candidate
+    try:
+        outputs = worker.call(
+            executed_chain, target.spec, attention, attention.inputs(arrays), save
+        )
+    except CpembedError as error:
+        return StepResult(operator, verdict, reason=str(error)), None
+    kind = attention.kind
+    (result,) = kind.types([TensorType.of_array(array) for array in arrays])
+    step = StepResult(
+        operator=operator,
+        verdict=verdict,
+        executed_on=target.spec.name,
+        embedding="; ".join(candidate.identifiers),
+        family=attention.family,
+        estimated=candidate.estimated_us,
+        stored=_RESULTS,
+    )
+    return step, [
+        (with_undefined_rows(kind, arrays, output.reshape(result.shape)),) for output in outputs
+    ]
 
 
 def step_request(
@@ -193,13 +277,22 @@ def step_request(
     assert isinstance(kind, Product)
     widths = _halo(operator, kind, first)
     workload = kind.computation if widths is None else _in_memory(kind, first.shape, widths)
-    return _request(open_target(spec), workload, timeout)
+    target = open_target(spec)
+    return _request(target, workload, _epilogue(target, kind), timeout)
 
 
-def _request(target: AnyTarget, workload: Computation, timeout: float | None) -> Request:
-    # An epilogue that stores the sums as they are; the product's own one is left to the host.
-    exact = exact_epilogue(target, workload)
-    return Request(workload, target.spec, KernelOptions(timeout=timeout), epilogue=exact)
+def _request(
+    target: AnyTarget, workload: Computation, epilogue: Epilogue | None, timeout: float | None
+) -> Request:
+    # Without an epilogue of the product, one that stores the sums as they are.
+    stored = epilogue or exact_epilogue(target, workload)
+    return Request(workload, target.spec, KernelOptions(timeout=timeout), epilogue=stored)
+
+
+def _epilogue(target: AnyTarget, kind: Product) -> Epilogue | None:
+    """Return the epilogue of a product that the target computes; None to leave it to the host."""
+    # What zero points subtract from the sums comes before the epilogue.
+    return kind.epilogue if target.takes_epilogues and not any(kind.zero_points) else None
 
 
 def _halo(operator: Operator, kind: Product, first: TensorType) -> tuple[int, ...] | None:
@@ -227,14 +320,29 @@ class _ProductStep:
     save: Path | None
 
     def run(
-        self, arrays: list[Array], selections: dict[Computation, Selection | str]
-    ) -> tuple[StepResult, Array | None]:
-        """Run the product and return its result; None if the host has to compute it."""
+        self, arrays: list[Array], selections: dict[tuple[Computation, Any], Selection | str]
+    ) -> tuple[StepResult, list[tuple[Array, ...]] | None]:
+        """Run the product; return its results in each mode, None if the host has to compute it."""
+        epilogue = _epilogue(self.target, self.kind)
+        if epilogue is not None:
+            step, results = self._run_with(epilogue, arrays, selections)
+            if results is not None:
+                return step, results
+        # The sums alone, if no kernel computes the epilogue.
+        return self._run_with(None, arrays, selections)
+
+    def _run_with(
+        self,
+        epilogue: Epilogue | None,
+        arrays: list[Array],
+        selections: dict[tuple[Computation, Any], Selection | str],
+    ) -> tuple[StepResult, list[tuple[Array, ...]] | None]:
+        """Run the product with the product's epilogue, or without one."""
         workload, first = self._workload(arrays[0])
         # Repeated blocks are searched once.
-        if workload not in selections:
-            selections[workload] = self._choose(workload)
-        selection = selections[workload]
+        if (workload, epilogue) not in selections:
+            selections[workload, epilogue] = self._choose(workload, epilogue)
+        selection = selections[workload, epilogue]
         verdict = Verdict(self.operator.name, 0.0, 0.0)
         if isinstance(selection, str):
             return StepResult(self.operator, verdict, reason=selection), None
@@ -242,8 +350,10 @@ class _ProductStep:
             operand.name: array.reshape(operand.shape)
             for operand, array in zip(workload.inputs, (first, arrays[1]), strict=True)
         }
+        if epilogue is not None:
+            inputs |= self.kind.epilogue_inputs(arrays)
         try:
-            sums, amount, embedding = worker.call(_executed, selection.plan, inputs, self.save)
+            modes, amount, embedding = worker.call(_executed, selection.plan, inputs, self.save)
         except CpembedError as error:
             return StepResult(self.operator, verdict, reason=str(error)), None
         candidate = selection.ranked
@@ -260,9 +370,15 @@ class _ProductStep:
             reason=empty_places(selection.solved, candidate, selection.choice.model)
             if selection.substitution is None
             else f"not on {self.target.spec.name}",
-            stored="sums, scaled by the host" if self.kind.epilogue is not None else "sums",
+            stored=_RESULTS
+            if epilogue is not None
+            else "sums, scaled by the host"
+            if self.kind.epilogue is not None
+            else "sums",
         )
-        return step, self._with_epilogue(sums, arrays)
+        if epilogue is None:
+            return step, [self._with_epilogue(sums, arrays) for (sums,) in modes]
+        return step, [tuple(x.reshape(self.kind.shape) for x in results) for results in modes]
 
     def _workload(self, first: Array) -> tuple[Computation, Array]:
         """Return the computation and its first factor, with padding other than 0 in memory."""
@@ -273,12 +389,12 @@ class _ProductStep:
         padded = np.pad(first, margins, constant_values=self.kind.padding)
         return _in_memory(self.kind, tuple(first.shape), widths), padded
 
-    def _choose(self, workload: Computation) -> Selection | str:
+    def _choose(self, workload: Computation, epilogue: Epilogue | None) -> Selection | str:
         spec, types = self.target.spec, [operand.dtype for operand in workload.inputs]
         if not multiplies(spec, types):
             return f"{spec.name} does not multiply {' by '.join(types)}"
         try:
-            outcome = choose(_request(self.target, workload, self.timeout))
+            outcome = choose(_request(self.target, workload, epilogue, self.timeout))
         except (LoweringError, WorkloadError) as error:
             return str(error)
         if not isinstance(outcome, Selection):
@@ -286,12 +402,12 @@ class _ProductStep:
             return "no embedding found in time" if conflict is None else conflict.words[0]
         return outcome if outcome.plan.native else "; ".join(outcome.plan.missing)
 
-    def _with_epilogue(self, sums: Array, arrays: list[Array]) -> Array:
-        """Return the result of the product, whose epilogue the host applies to the sums."""
+    def _with_epilogue(self, sums: Array, arrays: list[Array]) -> tuple[Array, ...]:
+        """Return the results of the product, whose epilogue the host applies to the sums."""
         kind = self.kind
         sums = sums.reshape(kind.computation.output.shape)
         sums = sums - self._corrections(arrays) if any(kind.zero_points) else sums
-        return kind.finished(sums, arrays)
+        return kind.results(sums, arrays)
 
     def _corrections(self, arrays: list[Array]) -> Array:
         """Return the part of the sums that zero points subtract."""
@@ -302,8 +418,8 @@ class _ProductStep:
 
 def _executed(
     plan: Plan, inputs: dict[str, Array], save: Path | None
-) -> tuple[NDArray[Any], float | None, str]:
-    """Return the sums, their time in the target's unit, and the embedding; runs in the worker."""
+) -> tuple[list[tuple[NDArray[Any], ...]], float | None, str]:
+    """Return results by mode, their time in the target's unit, the embedding; in the worker."""
     target = plan.target
     artifact, choice = built_first(target, plan.choices, plan.epilogue)
     execution = target.execute(artifact, inputs)
@@ -313,86 +429,10 @@ def _executed(
         save.parent.mkdir(parents=True, exist_ok=True)
         save_artifact(target, artifact, save)
     amount = timing.cycles if target.unit == "cycles" else latency
-    return execution.outputs[0], amount, choice.ranked.identifier
+    both = (execution.outputs, execution.seconds) if execution.seconds else (execution.outputs,)
+    return list(zip(*both, strict=True)), amount, choice.ranked.identifier
 
 
 def _file_name(number: int, name: str) -> str:
     letters = "".join(c if c.isalnum() else "_" for c in name)[:60]
     return f"{number:03d}_{letters}"
-
-
-def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
-    """Return the document of a run; times are in the target's unit."""
-    graph, unit = run.graph, open_target(run.target).unit
-    products = [s for s in run.steps if isinstance(s.operator.kind, Product)]
-    amounts = [s.amount for s in products if s.amount is not None]
-    # Estimates in cycles are no times, and are only listed per operator.
-    estimates = [s.estimated for s in products if s.estimated is not None and s.unit == "us"]
-    return {
-        "network": graph.name,
-        "target": run.target.name,
-        "units": [run.target.name],
-        "threads": 1,
-        "provenance": run.provenance,
-        "unit": unit,
-        "operators": [_step_document(graph, step) for step in run.steps],
-        # The host stores tensors row-major, and targets pack them for themselves.
-        "tensors": {
-            name: {
-                "shape": list(kind.shape),
-                "dtype": kind.dtype,
-                "layout": str(Layout.plain(kind.shape)),
-                "conversions": [],
-            }
-            for name, kind in graph.types.items()
-            if not graph.is_constant(name)
-        },
-        "totals": {
-            "predicted_us": sum(estimates) if estimates else None,
-            "measured_us": None,
-            "cold_us": None,
-            f"total_{unit}": sum(amounts) if amounts else None,
-            "operators": len(graph.operators),
-            "products": len(products),
-            "embedded": sum(s.executed_on is not None for s in products),
-            "on_target": sum(s.executed_on == run.target.name for s in products),
-            "macs": sum(_macs(s.operator) for s in products),
-            "host_us": sum(work.us for step in run.steps for work in step.host),
-            "conversions": 0,
-        },
-        "assignment": None,
-        **provenance(),
-    }
-
-
-def _macs(operator: Operator) -> int:
-    return operator.kind.computation.macs if isinstance(operator.kind, Product) else 0
-
-
-def _step_document(graph: Graph, step: StepResult) -> dict[str, Any]:
-    operator, kind = step.operator, step.operator.kind
-    is_product = isinstance(kind, Product)
-    # The host computes the definition itself, which is compared with nothing.
-    is_compared = step.executed_on is not None
-    return {
-        "name": operator.name,
-        "kind": type(kind).__name__.lower(),
-        "label": kind.label,
-        "inputs": [n for n in operator.inputs if not graph.is_constant(n)],
-        "outputs": list(operator.outputs),
-        "workload": str(kind.computation) if is_product else None,
-        "macs": _macs(operator),
-        "embedded_on": step.executed_on,
-        "embedding": step.embedding,
-        "family": step.family,
-        "utilisation": step.utilisation,
-        "reason": step.reason or (None if is_product else "computed by the host"),
-        "predicted_us": None,
-        "measured_us": step.amount if step.unit == "us" else None,
-        f"estimated_{step.unit}": step.estimated,
-        f"{step.unit}": step.amount,
-        "stored": step.stored,
-        "host": [work.to_json() for work in step.host],
-        "verified": step.verdict.verified if is_compared else None,
-        "max_error": step.verdict.max_error if is_compared else None,
-    }

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from cpembed.errors import BackendUnavailable
 from cpembed.targets.base import Array, Execution, Row
 from cpembed.targets.capabilities import AnyTarget
-from cpembed.workloads.chains import ProductChain
+from cpembed.workloads.chains import FACTORS, ProductChain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +162,11 @@ class Chaining(Protocol):
     def save_chain(self, artifact: Any, folder: Path) -> None:
         """Write the kernel of a candidate, and what launches it."""
         ...
+
+
+def makes_attention(target: AnyTarget, factors: str) -> bool:
+    """True if a target makes one kernel of an attention of floats with factors of a type."""
+    return isinstance(target, Chaining) and factors in FACTORS
 
 
 def chaining(target: AnyTarget) -> Chaining:

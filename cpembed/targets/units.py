@@ -23,7 +23,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.dtypes import INPUT_DTYPES
 from cpembed.targets.registry import executes_here, native_targets, no_native_target, takes
 
-FloatType = Literal["float32", "bfloat16"]
+FloatType = Literal["float32", "bfloat16", "float16"]
 """Element type to which operands of float products are rounded, float32 being no rounding."""
 
 NATIVE = "native"
@@ -153,7 +153,12 @@ def units_of(spec: HardwareSpec) -> Units:
     Where this processor executes the target, its other units take the products that the target and
     its alternatives do not.
     """
-    float_type: FloatType = "bfloat16" if "bfloat16" in _first_types(spec) else "float32"
+    types = _first_types(spec)
+    float_type: FloatType = "float32"
+    if "bfloat16" in types:
+        float_type = "bfloat16"
+    elif "float16" in types:
+        float_type = "float16"
     return Units(spec, _processor() if executes_here(spec) else (), float_type)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cpembed.codegen.epilogue import Epilogue, channel_axes, channel_numbers
+from cpembed.codegen.epilogue import RESIDUAL, Epilogue, channel_axes, channel_numbers
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds.base import Array, Kind, TensorType
 from cpembed.ir.computation import Computation, Operand, changed_accesses
@@ -22,7 +22,8 @@ class Product(Kind):
     """Product ``sum (A - a) * (B - b)``, followed by an epilogue.
 
     The inputs are A, B, the vectors of the epilogue (bias, scale, those of a chain: one element per
-    channel), and its residual if it has one. Without an epilogue the sums are the result.
+    channel), and its residual if it has one. Without an epilogue the sums are the result. With a
+    second result in the epilogue there are two outputs of one shape.
 
     Attributes
     ----------
@@ -64,24 +65,41 @@ class Product(Kind):
                 )
         if math.prod(self.shape) != self.computation.output.elements:
             raise WorkloadError(f"a product of {self.computation.output.shape} as {self.shape}")
-        return (TensorType(self.shape, self.dtype),)
+        second = None if self.epilogue is None else self.epilogue.second
+        dtypes = (self.dtype, *([] if second is None else [second.dtype]))
+        return tuple(TensorType(self.shape, dtype) for dtype in dtypes)
 
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
             sums = self.sums(inputs[0], inputs[1])
-        return (self.finished(sums, inputs),)
+        return self.results(sums, inputs)
+
+    def finished(self, sums: Array, inputs: Sequence[Array]) -> Array:
+        """Return the first result of the epilogue on sums in the computation's shape."""
+        return self.results(sums, inputs)[0]
 
     @np.errstate(all="ignore")
-    def finished(self, sums: Array, inputs: Sequence[Array]) -> Array:
-        """Return the result of the epilogue on sums in the computation's shape."""
+    def results(self, sums: Array, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """Return the results of the epilogue on sums in the computation's shape."""
         if self.epilogue is None:
-            return sums.reshape(self.shape)
-        workload, count = self.computation, len(self.vectors)
-        named = zip(self.vectors, inputs[2 : 2 + count], strict=True)
-        vectors = {name: vector.reshape(-1) for name, vector in named}
-        residual = inputs[2 + count].reshape(sums.shape) if self.epilogue.residual else None
-        stored = self.epilogue.apply(sums, vectors, channel_numbers(workload), residual)
-        return stored.reshape(self.shape)
+            return (sums.reshape(self.shape),)
+        named = self.epilogue_inputs(inputs)
+        residual = named.pop(RESIDUAL, None)
+        residual = None if residual is None else residual.reshape(sums.shape)
+        arguments = (sums, named, channel_numbers(self.computation), residual)
+        stored = [self.epilogue.apply(*arguments)]
+        if self.epilogue.second is not None:
+            stored.append(self.epilogue.apply_second(*arguments))
+        return tuple(array.reshape(self.shape) for array in stored)
+
+    def epilogue_inputs(self, inputs: Sequence[Array]) -> dict[str, Array]:
+        """Return what the epilogue reads besides the sums, by the names of kernels' inputs."""
+        if self.epilogue is None:
+            return {}
+        named = dict(zip(self.epilogue.parameters, inputs[2:], strict=True))
+        return {
+            name: array if name == RESIDUAL else array.reshape(-1) for name, array in named.items()
+        }
 
     def sums(self, first: Array, second: Array) -> Array:
         """Return the sums before the epilogue, in the computation's shape."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from cpembed.codegen.epilogue import CHAIN_TYPES, PROCESSOR_CHAIN_TYPES
 from cpembed.graph.graph import Graph
 from cpembed.graph.loop import with_bodies
 from cpembed.graph.passes import epilogue_fusion, integer_operators
@@ -50,8 +51,8 @@ def prepare(
     multiplied : collection of (str, str)
         Further pairs of types of bytes that the instruction multiplies.
     floats : str, default "float32"
-        Element type to which the operands of products of float32 are rounded: bfloat16, or float32
-        itself.
+        Element type to which the operands of products of float32 are rounded: bfloat16, float16, or
+        float32 itself.
     fuse : bool, default True
         Fuse chains of elementwise operators.
     attends : bool, default False
@@ -106,7 +107,8 @@ def prepare(
     # Last, so that every pattern above sees single operators. What is merged with an activation
     # then goes into the product before it as one.
     if fuse:
-        graph = fuse_chains(fold(fuse_elementwise(graph)))
+        types = CHAIN_TYPES if floats == "float16" else PROCESSOR_CHAIN_TYPES
+        graph = fuse_chains(fold(fuse_elementwise(graph)), types)
     graph = fold(graph, weights=True)
     # Scales, masks and roundings between two products of integers are one operator by now.
     if attends:

@@ -7,7 +7,7 @@ quantization that ends them. Whether a kernel pays is decided when kernels are c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,31 +30,39 @@ from cpembed.graph.passes.rewriting import Rewriting, only_reader
 _MAX_VECTORS = 6
 
 
-def fuse_chains(graph: Graph) -> Graph:
+def fuse_chains(graph: Graph, types: Collection[str] = PROCESSOR_CHAIN_TYPES) -> Graph:
     """Fuse the elementwise operator that alone reads a product's floats into the product.
 
     Its other operands are constants with an element per channel, and at most one tensor of the
     result's shape. Results are equal bit for bit. Of two products that one operator reads, the
     later one takes it.
+
+    Parameters
+    ----------
+    graph : Graph
+    types : collection of str, default :data:`PROCESSOR_CHAIN_TYPES`
+        Element types that kernels of chains read and store.
     """
     rewriting = Rewriting(graph)
     for operator in reversed(graph.operators):
         if isinstance(operator.kind, Product) and operator.kind.dtype == "float32":
-            _fuse(rewriting, operator, operator.kind)
+            _fuse(rewriting, operator, operator.kind, types)
     return rewriting.graph()
 
 
-def _fuse(rewriting: Rewriting, operator: Operator, product: Product) -> None:
+def _fuse(
+    rewriting: Rewriting, operator: Operator, product: Product, types: Collection[str]
+) -> None:
     graph, epilogue = rewriting.source, product.epilogue or Epilogue("float32")
     reader = only_reader(graph, operator.output)
     if reader is None or rewriting.is_replaced(reader) or epilogue.chain is not None:
         return
     form = elementwise_form(graph, reader)
-    if form is None or form.computing != "float32" or form.dtype not in PROCESSOR_CHAIN_TYPES:
+    if form is None or form.computing != "float32" or form.dtype not in types:
         return
     if graph.types[reader.output].shape != product.shape:
         return
-    operands = _operands(graph, operator.output, product, form.tensors)
+    operands = _operands(graph, operator.output, product, form.tensors, types)
     if operands is None:
         return
     residual = epilogue.residual
@@ -104,7 +112,7 @@ class _Operands:
 
 
 def _operands(
-    graph: Graph, result: str, product: Product, tensors: Sequence[str]
+    graph: Graph, result: str, product: Product, tensors: Sequence[str], types: Collection[str]
 ) -> _Operands | None:
     """Return the operands of an expression of tensors, or None if an epilogue cannot read one."""
     roles: list[int | float | None] = []
@@ -126,7 +134,7 @@ def _operands(
             roles.append(len(vectors))
             vectors.append(vector.astype(np.float32))
         else:
-            fits = kind.shape == product.shape and kind.dtype in PROCESSOR_CHAIN_TYPES
+            fits = kind.shape == product.shape and kind.dtype in types
             if not fits or addend not in (None, name):
                 return None
             roles.append(-1)

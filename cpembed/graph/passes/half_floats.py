@@ -17,9 +17,11 @@ from cpembed.graph.kinds import (
     Input,
     Kind,
     Product,
+    Reshape,
+    Transpose,
 )
 from cpembed.graph.loop import Loop, nested_graphs
-from cpembed.graph.passes.rewriting import Rewriting, only_reader
+from cpembed.graph.passes.rewriting import Rewriting, only_reader, until_unchanged
 from cpembed.ir.dtypes import numpy_dtype
 
 HALF = "float16"
@@ -152,11 +154,12 @@ def shorten_floats(graph: Graph, dtype: str) -> Graph:
     ----------
     graph : Graph
     dtype : str
-        Type of the factors. The graph is returned as it is unless it is bfloat16.
+        Type of the factors. The graph is returned as it is if it is float32.
     """
-    if dtype != "bfloat16":
+    if dtype == "float32":
         return graph
-    return _conversions_fused(_with_short_operands(graph, dtype))
+    graph = until_unchanged(_with_short_operands(graph, dtype), _convert_before_movement)
+    return _conversions_fused(graph, dtype)
 
 
 def _with_short_operands(graph: Graph, dtype: str) -> Graph:
@@ -201,26 +204,46 @@ def _shortened(rewriting: Rewriting, name: str, dtype: str, before: list[Operato
     return new
 
 
-def _conversions_fused(graph: Graph) -> Graph:
-    """Let products and attention store bfloat16 if nothing reads their results in float32."""
+def _convert_before_movement(rewriting: Rewriting, operator: Operator) -> None:
+    """Let a conversion to short floats precede the movement that it alone reads.
+
+    Less is moved, and the product before the movement can store short floats.
+    """
+    match operator.kind:
+        case Elementwise(Input(0), dtype="bfloat16" | "float16"):
+            pass
+        case _:
+            return
+    graph, tensor = rewriting.source, operator.inputs[0]
+    before = graph.producers.get(tensor)
+    if before is None or not isinstance(before.kind, Reshape | Transpose):
+        return
+    source = before.inputs[0]
+    if graph.types[source].dtype != "float32" or only_reader(graph, tensor) is not operator:
+        return
+    name = rewriting.fresh(f"{source} as {operator.kind.dtype}")
+    converted = Operator(name, operator.kind, (source,), (name,))
+    moved = replace(before, inputs=(name,), outputs=operator.outputs)
+    rewriting.replace(operator, converted, moved)
+
+
+def _conversions_fused(graph: Graph, dtype: str) -> Graph:
+    """Let products and attention store short floats if nothing reads their results in float32."""
     rewriting = Rewriting(graph)
     for operator in graph.operators:
-        match operator.kind:
-            case Elementwise(Input(0), dtype="bfloat16"):
-                pass
-            case _:
-                continue
+        if operator.kind != Elementwise(Input(0), dtype):
+            continue
         before = graph.producers.get(operator.inputs[0])
         if before is None or only_reader(graph, operator.inputs[0]) is not operator:
             continue
         if isinstance(before.kind, Attention) and before.kind.dtype == "float32":
-            kind = replace(before.kind, dtype="bfloat16")
+            kind = replace(before.kind, dtype=dtype)
             rewriting.replace(operator, replace(before, kind=kind, outputs=operator.outputs))
         if not isinstance(before.kind, Product):
             continue
         epilogue = before.kind.epilogue or Epilogue(before.kind.dtype)
         if epilogue.dtype != "float32" or epilogue.residual is not None:
             continue
-        kind = before.kind.with_epilogue(replace(epilogue, dtype="bfloat16"))
+        kind = before.kind.with_epilogue(replace(epilogue, dtype=dtype))
         rewriting.replace(operator, replace(before, kind=kind, outputs=operator.outputs))
     return rewriting.graph()

@@ -14,12 +14,15 @@ S = TypeVar("S")
 """A target's schedule: a frozen dataclass of numbers and names, which JSON can hold."""
 
 
+S_co = TypeVar("S_co", covariant=True)
+
+
 @dataclass(frozen=True)
-class Scored(Generic[S]):
+class Scored(Generic[S_co]):
     """Schedule with its estimated ``cost``, and its ``parts`` by names that end in the unit."""
 
     cost: float
-    schedule: S
+    schedule: S_co
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 

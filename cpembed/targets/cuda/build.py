@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +62,8 @@ Array = NDArray[Any]
 #   for the target would affect all kernels of the process: TVM would then form fused multiply-adds
 #   of vectors too.
 PASS_OPTIONS = {"tirx.disable_cse_tir": True}
+CLEARING = "clear_kernel"
+"""Kernel that clears counters, once: each call leaves them cleared."""
 _FUSED_MULTIPLY_ADD = ("T.fma(", 'T.call_pure_extern("float32", "__fmaf_rn", ')
 
 
@@ -371,6 +373,31 @@ class CudaKernels:
             outputs.append(output.reshape(tensor.shape))
         return tuple(outputs)
 
+    def count(self, clusters: Sequence[int] | None = None) -> Counters:
+        """Count what some clusters of the kernel of the product do, or all of them.
+
+        Nothing is computed or verified; the kernels around the product are left out.
+
+        Parameters
+        ----------
+        clusters
+            Numbers of clusters, which are blocks where a cluster is one block; None: all.
+
+        Returns
+        -------
+        Counters
+            Counts of these clusters alone.
+
+        Raises
+        ------
+        ExecutionFault
+            If they do what a GPU leaves undefined, other than to read what nobody has written.
+        """
+        kernel = next(k for k in self.text.kernels if k.launch.kernel == "product_kernel")
+        memory: dict[str, Array | DeviceArray] = {}
+        arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
+        return compile_text(self.text.source).count(kernel.launch, arguments, clusters=clusters)
+
     def operands(self) -> list[Tensor]:
         """Return the tensors that the kernels read, operands first, in their original layouts."""
         product, workload = self.plan.product, self.plan.product.program.workload
@@ -402,15 +429,20 @@ class CudaKernels:
         ]
 
     def prepares(self) -> frozenset[str]:
-        """Return the names of the kernels that pack weights, which run before all calls."""
+        """Return the names of the kernels that run before all calls.
+
+        They pack weights, and clear counters, which each call leaves cleared.
+        """
         weights = self.plan.product.program.workload.inputs[1]
-        return frozenset(
+        names = {
             f"pack_{name}_kernel"
             for number, name in enumerate(PARAMETERS)
             if self.plan.packs(number)
             and self.plan.operand(number).layout.name == weights.name
             and not weights.varies
-        )
+        }
+        clears = any(kernel.launch.kernel == CLEARING for kernel in self.text.kernels)
+        return frozenset(names | ({CLEARING} if clears else set[str]()))
 
 
 def _argument(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:

@@ -66,7 +66,7 @@ class FactorCopies(ABC):
         self.script, self.schedule, self.product = writer.script, plan.schedule, plan.product
         self.name = PARAMETERS[number]
         self.operand = (plan.first, plan.second)[number]
-        self.tile = plan.shared(self.operand)
+        self.tile = plan.shared_tiles[number]
         instruction, program = self.product.instruction, self.product.program
         self.extent = (instruction.m, instruction.n)[number]
         """Number of rows of an instruction tile."""

@@ -245,6 +245,9 @@ class _Launch(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         ("cluster", ctypes.c_uint32 * 3),
         ("shared_bytes", ctypes.c_uint32),
+        ("clusters", ctypes.c_void_p),
+        ("cluster_count", ctypes.c_uint64),
+        ("computes", ctypes.c_bool),
     )
 
 
@@ -263,7 +266,12 @@ class Program(LoadedText):
         return tuple(self._text.kernels)
 
     def run(
-        self, launch: Launch, arguments: Sequence[Argument], *, order: Order | int = Order.FORWARD
+        self,
+        launch: Launch,
+        arguments: Sequence[Argument],
+        *,
+        order: Order | int = Order.FORWARD,
+        clusters: Sequence[int] | None = None,
     ) -> Counters:
         """Launch a kernel.
 
@@ -278,23 +286,76 @@ class Program(LoadedText):
             at multiples of 256 bytes with gaps between them, as a GPU's allocator places them.
         order
             Order of threads, or the seed of a random one.
+        clusters
+            Numbers of the clusters that are executed, those of blocks where a cluster is one block;
+            x counts first. None: all of them. Of the results of the others, the elements of a
+            :class:`DeviceArray` stay unwritten.
 
         Returns
         -------
         Counters
-            Counts of this launch.
+            Counts of this launch, or of what is executed of it.
 
         Raises
         ------
         ExecutionFault
             If a GPU would reject the launch, or the kernel does what CUDA leaves undefined.
         """
+        return self._launched(launch, arguments, order, clusters, computes=True)
+
+    def count(
+        self,
+        launch: Launch,
+        arguments: Sequence[Argument],
+        *,
+        order: Order | int = Order.FORWARD,
+        clusters: Sequence[int] | None = None,
+    ) -> Counters:
+        """Count what a kernel does, or some of its clusters do, without a result.
+
+        Products of matrices are counted and checked, but not computed. No array changes, so that a
+        :class:`DeviceArray` stays unwritten; its bytes are zeros for the kernel, and count as
+        written. Only plain arrays, which may decide what the kernel does, have their values.
+
+        Parameters
+        ----------
+        launch, arguments, order, clusters
+            As those of :meth:`run`.
+
+        Returns
+        -------
+        Counters
+            Counts of what is executed.
+
+        Raises
+        ------
+        ExecutionFault
+            As :meth:`run` does, except for reading what nobody has written to global memory.
+        """
+        return self._launched(launch, arguments, order, clusters, computes=False)
+
+    def _launched(
+        self,
+        launch: Launch,
+        arguments: Sequence[Argument],
+        order: Order | int,
+        clusters: Sequence[int] | None,
+        *,
+        computes: bool,
+    ) -> Counters:
         self._require_launchable(launch)
-        arena, values = _placed(launch.kernel, self._parameters(launch.kernel), arguments)
+        parameters = self._parameters(launch.kernel)
+        arena, values = _placed(launch.kernel, parameters, arguments, copies_device=computes)
+        numbers = None if clusters is None else _cluster_numbers(launch, clusters)
         pointers = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
         buffers = (_Buffer * max(1, len(arena.buffers)))(
             *(
-                _Buffer(b.address, b.bytes, b.argument, _initialised(arguments[b.argument]))
+                _Buffer(
+                    b.address,
+                    b.bytes,
+                    b.argument,
+                    _initialised(arguments[b.argument]) if computes else None,
+                )
                 for b in arena.buffers
             )
         )
@@ -310,13 +371,16 @@ class Program(LoadedText):
             block=(ctypes.c_uint32 * 3)(*launch.block),
             cluster=(ctypes.c_uint32 * 3)(*launch.cluster),
             shared_bytes=launch.shared_bytes,
+            clusters=None if numbers is None else numbers.ctypes.data,
+            cluster_count=0 if numbers is None else numbers.size,
+            computes=computes,
         )
 
         def fault_origin() -> str:
             block = tuple(self._functions.executor_block_of_fault().contents)
             return f"{launch.kernel}, block {block}: "
 
-        return self._execute(request, arena, self._counters, fault_origin)
+        return self._execute(request, arena, self._counters, fault_origin, copies_back=computes)
 
     def _require_launchable(self, launch: Launch) -> None:
         name, threads = launch.kernel, int(np.prod(launch.block))
@@ -371,15 +435,34 @@ class Program(LoadedText):
         return dict(counts)
 
 
+def _cluster_numbers(launch: Launch, clusters: Sequence[int]) -> NDArray[np.uint32]:
+    count = int(np.prod(launch.grid)) // int(np.prod(launch.cluster))
+    wrong = [number for number in clusters if not 0 <= number < count]
+    if wrong or len(set(clusters)) < len(clusters):
+        raise ExecutionFault(
+            f"{launch.kernel} has the clusters 0 to {count - 1}: none of them can be executed twice"
+            + (f", and there is no cluster {wrong[0]}" if wrong else "")
+        )
+    return np.array(clusters, np.uint32)
+
+
 def _placed(
-    kernel: str, parameters: Sequence[tuple[str, int]], arguments: Sequence[Argument]
+    kernel: str,
+    parameters: Sequence[tuple[str, int]],
+    arguments: Sequence[Argument],
+    *,
+    copies_device: bool,
 ) -> tuple[Arena, list[Any]]:
-    """Return the memory of a launch's arrays, and the C value of each argument."""
+    """Return the memory of a launch's arrays, and the C value of each argument.
+
+    Of a :class:`DeviceArray`, ``copies_device`` says whether its values are copied.
+    """
     if len(parameters) != len(arguments):
         raise ExecutionFault(
             f"{kernel} takes {len(parameters)} arguments, and {len(arguments)} are given"
         )
     arrays: dict[int, tuple[int, Array]] = {}
+    device = set[int]()
     for number, ((kind, _), value) in enumerate(zip(parameters, arguments, strict=True)):
         if (kind == "t") != isinstance(value, MapArgument):
             raise ExecutionFault(f"{kernel} takes {_KINDS[kind]} as argument {number}")
@@ -389,8 +472,10 @@ def _placed(
                 raise ExecutionFault(f"{kernel} takes an array as argument {number}")
             # An array that is passed twice is one buffer.
             arrays.setdefault(id(array), (number, array))
+            if not copies_device and _is_device(value):
+                device.add(number)
     # Copies with guarded gaps, so that an access outside of an array is noticed.
-    arena = Arena.with_copies(kernel, list(arrays.values()))
+    arena = Arena.with_copies(kernel, list(arrays.values()), device)
     addresses = {id(b.array): b.address for b in arena.buffers}
     values = list[Any]()
     for number, ((kind, size), value) in enumerate(zip(parameters, arguments, strict=True)):
@@ -419,6 +504,11 @@ def _array(value: Argument) -> Array | None:
     array = value.array if isinstance(value, MapArgument) else value
     array = array.array if isinstance(array, DeviceArray) else array
     return array if isinstance(array, np.ndarray) else None
+
+
+def _is_device(value: Argument) -> bool:
+    array = value.array if isinstance(value, MapArgument) else value
+    return isinstance(array, DeviceArray)
 
 
 def _initialised(value: Argument) -> int | None:

@@ -11,8 +11,9 @@ not the busiest (:func:`round_cycles`). Blocks beyond the resident ones run in f
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -82,6 +83,11 @@ class Gpu:
     def architecture(self) -> str:
         """Nvcc's name of the architecture: ``sm_80``."""
         return self.unit.architecture
+
+    @property
+    def has_bulk_copies(self) -> bool:
+        """True if the GPU has TMA and barrier objects."""
+        return int(self.architecture.removeprefix("sm_")) >= 90
 
     @property
     def shared_bytes(self) -> int:
@@ -186,10 +192,15 @@ class Phase:
     """Bytes of these that L2 reads for another block of the cluster, which receives them too."""
 
     def __add__(self, phase: Phase) -> Phase:
-        return Phase(*(getattr(self, f.name) + getattr(phase, f.name) for f in fields(self)))
+        return Phase(*map(operator.add, self._values, phase._values))
 
     def times(self, count: float) -> Phase:
-        return Phase(*(getattr(self, field.name) * count for field in fields(self)))
+        return Phase(*(value * count for value in self._values))
+
+    @property
+    def _values(self) -> tuple[float, ...]:
+        # Without asking the dataclass for its fields: phases are added for every schedule.
+        return (self.cycles, self.tensor, self.shared, self.issue, self.bytes, self.multicast)
 
     def busy(self, gpu: Gpu) -> dict[str, float]:
         """Return the cycles that each unit is busy."""

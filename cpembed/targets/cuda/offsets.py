@@ -120,7 +120,7 @@ def _largest_values(plan: Plan) -> tuple[dict[str, int], dict[str, int], dict[st
             (columns, product.columns, product.instruction.n),
         )
     ):
-        tile = plan.shared((plan.first, plan.second)[number])
+        tile = plan.shared_tiles[number]
         size = schedule.block[number]
         # A last turn of copies may begin rows behind the tile.
         last = max(size - 1, (tile.copies - 1) // tile.row_vectors // extent)

@@ -1,4 +1,4 @@
-"""Saving and packing of kernels, for all targets whose artifacts are CUDA texts."""
+"""Execution, saving and packing of kernels, for all targets whose artifacts are CUDA texts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cpembed.errors import LoweringError
+from cpembed.provenance import Provenance
+from cpembed.targets.base import Array, Execution
 from cpembed.targets.cuda import compiling
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.cases import Case, cases_of
+from cpembed.targets.cuda.executor import Order
+from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.instructions import TensorCoreInstruction
 from cpembed.targets.cuda.pack.packing import pack_layer, pack_programs
 from cpembed.targets.cuda.pack.results import read_results
@@ -25,7 +28,18 @@ if TYPE_CHECKING:
 class SavingTarget:
     """Abilities of a target whose artifacts are :class:`CudaKernels`."""
 
+    provenance = Provenance.EMULATED
     instructions = INSTRUCTIONS
+    takes_epilogues = True
+
+    def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
+        # Two orders of the warps: a result that depends on the order is wrong.
+        orders = (Order.REVERSE, Order.FORWARD)
+        outputs, *seconds = zip(*(artifact.outputs(inputs, o) for o in orders), strict=True)
+        return Execution(outputs, self.provenance, *seconds)
+
+    def executed_by(self, artifact: CudaKernels) -> str:
+        return "emulated CUDA"
 
     def save(self, artifact: CudaKernels, path: Path) -> None:
         product = artifact.plan.product
@@ -51,16 +65,16 @@ class SavingTarget:
         """Return kernels with everything that a folder says of them."""
         target, plan = cast("Target[Any, Any, Any]", self), artifact.plan
         program, epilogue = plan.product.program, plan.product.epilogue
-        output, *further = artifact.results()
-        if further:
-            raise LoweringError("kernels with a second output are not saved yet: leave it out")
         # In the workload's order: the factors of a kernel may be exchanged.
         order = {operand.tensor: n for n, operand in enumerate(program.unfused.inputs)}
+        # Bulk copies are there from compute capability 9.0.
+        least = 90 if isinstance(plan, HopperPlan) else 0
+        supported = architectures(plan.product.instruction, least)
         return SavedKernel(
             name=name,
-            text=replace(artifact.text, architectures=architectures(plan.product.instruction)),
+            text=replace(artifact.text, architectures=supported),
             inputs=sorted(artifact.operands(), key=lambda tensor: order.get(tensor.tensor, 9)),
-            output=output,
+            outputs=artifact.results(),
             prepares=artifact.prepares(),
             cases=cases,
             macs=program.unfused.macs,
@@ -76,15 +90,19 @@ class SavingTarget:
         )
 
 
-def architectures(instruction: TensorCoreInstruction) -> tuple[str, ...]:
+def architectures(instruction: TensorCoreInstruction, least: int = 0) -> tuple[str, ...]:
     """Return the architectures that have an instruction, the oldest first.
 
     Warp groups are executed by compute capability 9.0 alone.
+
+    Parameters
+    ----------
+    instruction : TensorCoreInstruction
+        Instruction of the kernels.
+    least : int
+        Compute capability from which there is what else they use: 90 is that of sm_90.
     """
+    least = max(least, instruction.architecture)
     if instruction.kind == "wgmma":
         return ("sm_90a",)
-    return tuple(
-        name
-        for name in compiling.ARCHITECTURES
-        if int(name.removeprefix("sm_")) >= instruction.architecture
-    )
+    return tuple(name for name in compiling.ARCHITECTURES if int(name.removeprefix("sm_")) >= least)

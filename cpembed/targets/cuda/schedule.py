@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from cpembed.errors import LoweringError
@@ -115,6 +116,17 @@ class SharedTile:
             chunk = f"T.bitwise_xor({chunk}, ({turn}) % {min(self.chunks, 8)})"
         return f"({row}) * {self.pitch} + ({chunk}) * {CHUNK}"
 
+    def matrix_moves(self, row: int, depth_byte: int) -> tuple[int, int]:
+        """Return what the place of a matrix is changed by: an exclusive or, and a sum.
+
+        The matrix begins so many rows of the factor, and bytes along its depth, behind the place.
+        """
+        # Chunks are permuted by exclusive or, and those of one depth, or of one tile, are
+        # neighbours.
+        if self.transposed:
+            return row // 8 * CHUNK, depth_byte // 2 * self.pitch
+        return depth_byte, row * self.pitch
+
 
 @dataclass(frozen=True)
 class Staging:
@@ -174,13 +186,15 @@ class Plan:
         """True if a kernel of its own packs a factor."""
         return self.operand(number).needs_packing
 
-    def shared(self, operand: GlobalOperand) -> SharedTile:
-        """Return the tile of a factor in one stage."""
+    @cached_property
+    def shared_tiles(self) -> tuple[SharedTile, SharedTile]:
+        """Tiles of both factors in one stage."""
+        return self._shared_tile(0), self._shared_tile(1)
+
+    def _shared_tile(self, number: int) -> SharedTile:
         instruction, schedule = self.product.instruction, self.schedule
-        # By identity: both factors of a product may have equal layouts.
-        is_first = operand is self.first
-        extent = instruction.m if is_first else instruction.n
-        rows = schedule.block[0 if is_first else 1] * extent
+        operand = self.operand(number)
+        rows = schedule.block[number] * (instruction.m, instruction.n)[number]
         row_bytes = schedule.depth * instruction.k * size_bytes(operand.layout.dtype)
         swizzled = instruction.kind == "mma"
         size = size_bytes(operand.layout.dtype)
@@ -209,14 +223,14 @@ class Plan:
         number
             0 for the first factor, 1 for the second.
         """
-        tile, threads = self.shared(self.operand(number)), self.schedule.threads
+        tile, threads = self.shared_tiles[number], self.schedule.threads
         # A thread's vectors have one place along the depth if a turn copies whole rows.
         located = not tile.transposed and threads % tile.row_vectors == 0
         if not located or -(-tile.copies // threads) > MAX_UNROLLED_COPIES:
             return None
         return separation_of(self.product, number, self.schedule.layouts[number])
 
-    @property
+    @cached_property
     def staging(self) -> Staging:
         instruction, dtype = self.product.instruction, self.product.sums
         columns = self.schedule.tile[1] * instruction.n
@@ -228,9 +242,9 @@ class Plan:
 
     @property
     def stage_bytes(self) -> int:
-        return self.shared(self.first).bytes + self.shared(self.second).bytes
+        return sum(tile.bytes for tile in self.shared_tiles)
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block: the stages, or after them the results of its warps."""
         warps = self.schedule.threads // LANES
@@ -255,14 +269,14 @@ class Plan:
         stages = -(-self.product.tiles[3] // self.schedule.depth)
         return -(-stages // self.schedule.splits)
 
-    @property
+    @cached_property
     def registers(self) -> int:
         """Estimated registers of a thread: sums, fragments of two inner steps, addresses."""
         instruction, (rows, columns) = self.product.instruction, self.schedule.tile
         first, second, sums = instruction.registers
         fragments = 2 * (rows * first + columns * second)
-        tiles = (self.shared(self.first), self.shared(self.second))
-        copies = sum(-(-tile.copies // self.schedule.threads) for tile in tiles if tile.width >= 4)
+        tiles, threads = self.shared_tiles, self.schedule.threads
+        copies = sum(-(-tile.copies // threads) for tile in tiles if tile.width >= 4)
         # Each depth of a stage has a place of its own in rows of both factors.
         places = 2 * self.schedule.depth * (instruction.kind == "mma")
         # A multiprocessor allocates registers in units of 8 for each thread of a warp.
@@ -286,7 +300,7 @@ def check(plan: Plan, shared_bytes: int) -> None:
     counts = (len(product.first), len(product.second))
     if any(not 0 <= n < count for n, count in zip(schedule.layouts, counts, strict=True)):
         raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
-    for tile in (plan.shared(plan.first), plan.shared(plan.second)):
+    for tile in plan.shared_tiles:
         # Chunks are permuted by exclusive or.
         if tile.transposed and tile.chunks & (tile.chunks - 1):
             raise LoweringError(

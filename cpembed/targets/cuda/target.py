@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cpembed.codegen.recorded import FunctionCalls
@@ -21,6 +22,10 @@ from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.base import Array, Details, Execution, Row, Target
 from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
+from cpembed.targets.cuda.hopper.build import cuda_text as bulk_text
+from cpembed.targets.cuda.hopper.limits import check as check_bulk
+from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
+from cpembed.targets.cuda.hopper.space import HopperSpace
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
 from cpembed.targets.cuda.refined_space import RefinedSpace
@@ -44,10 +49,15 @@ GROUPS = (1, 4, 8)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
-class CudaSpace(RefinedSpace[KernelSchedule]):
+AnySchedule = KernelSchedule | HopperSchedule
+"""Schedule of a kernel whose warps copy by ``cp.async``, or are fed by bulk copies."""
+
+
+class CudaSpace(RefinedSpace[AnySchedule]):
     """Schedules of a product that fit a GPU, ranked by their estimated times.
 
-    Refinements are groups of blocks and splits.
+    Refinements are groups of blocks and splits. On GPUs that have bulk copies, ``mma.sync`` has
+    both kinds of kernels.
     """
 
     refined = 40
@@ -63,24 +73,47 @@ class CudaSpace(RefinedSpace[KernelSchedule]):
     def __init__(self, product: TiledProduct, gpu: Gpu) -> None:
         super().__init__(gpu)
         self.product = product
+        self.bulk: HopperSpace | None = None
+        if product.instruction.kind == "mma" and gpu.has_bulk_copies:
+            self.bulk = HopperSpace(HopperProduct(product), gpu)
 
-    def first_blocks(self, count: int) -> list[Scored[KernelSchedule]]:
+    def first_blocks(self, count: int) -> list[Scored[AnySchedule]]:
         """Return the first schedules of different blocks or splits, of the smallest estimates."""
-        first: dict[tuple[object, ...], Scored[KernelSchedule]] = {}
+        first: dict[tuple[object, ...], Scored[AnySchedule]] = {}
         for item in self.ranked():
             first.setdefault((item.schedule.block, item.schedule.splits), item)
             if len(first) == count:
                 break
         return list(first.values())
 
-    def scored(self, schedule: KernelSchedule) -> Scored[KernelSchedule]:
+    def scored(self, schedule: AnySchedule) -> Scored[AnySchedule]:
+        if isinstance(schedule, HopperSchedule):
+            return self._bulk.scored(schedule)
         plan = Plan(self.product, schedule)
         check(plan, self.gpu.shared_bytes)
         estimated = estimate(work_of(plan, self.gpu), self.gpu)
         return Scored(estimated.us, schedule, estimated.parts)
 
-    def plain(self) -> Iterator[Scored[KernelSchedule]]:
+    @property
+    def _bulk(self) -> HopperSpace:
+        if self.bulk is None:
+            raise LoweringError(
+                f"{self.gpu.name} has no bulk copies for {self.product.instruction.name}"
+            )
+        return self.bulk
+
+    def neighbour(self, schedule: AnySchedule, random: Random) -> AnySchedule | None:
+        if isinstance(schedule, HopperSchedule):
+            return self._bulk.neighbour(schedule, random)
+        return super().neighbour(schedule, random)
+
+    def plain(self) -> Iterator[Scored[AnySchedule]]:
         """Yield schedules without groups and splits."""
+        yield from self._copied_by_warps()
+        if self.bulk is not None:
+            yield from self.bulk.plain()
+
+    def _copied_by_warps(self) -> Iterator[Scored[AnySchedule]]:
         _, rows, columns, depth = self.product.tiles
         layouts = itertools.product(range(len(self.product.first)), range(len(self.product.second)))
         for pair, warps, tile, deep, stages in itertools.product(
@@ -100,8 +133,11 @@ class CudaSpace(RefinedSpace[KernelSchedule]):
             except LoweringError:
                 continue
 
-    def refinements(self, schedule: KernelSchedule) -> Iterator[Scored[KernelSchedule]]:
+    def refinements(self, schedule: AnySchedule) -> Iterator[Scored[AnySchedule]]:
         """Yield a schedule with groups and splits."""
+        if isinstance(schedule, HopperSchedule):
+            yield from self._bulk.refinements(schedule)
+            return
         depth = self.product.tiles[3]
         for group, splits in itertools.product(GROUPS, SPLITS):
             # Every part of a split reduction has at least two stages.
@@ -109,7 +145,7 @@ class CudaSpace(RefinedSpace[KernelSchedule]):
                 continue
             yield self.scored(replace(schedule, group=group, splits=splits))
 
-    def rank(self, item: Scored[KernelSchedule]) -> tuple[float, ...]:
+    def rank(self, item: Scored[AnySchedule]) -> tuple[float, ...]:
         # Of equal estimates, the schedule whose blocks wait less comes first.
         return round(item.cost, 3), item.parts["latency_us"]
 
@@ -168,14 +204,18 @@ def counter_rows(counters: Counters) -> list[Row]:
     products = sum(counters.mma.values())
     loads, stores = counters.shared_load_wavefronts, counters.shared_store_wavefronts
     loaded, stored = counters.global_load_sectors, counters.global_store_sectors
-    return [
+    rows = [
         ("counted", f"{products:,} products of the instruction"),
         ("shared", f"{loads:,} wavefronts of loads, {stores:,} of stores"),
         ("global", f"{loaded:,} sectors loaded, {stored:,} stored"),
     ]
+    copied, sectors = counters.bulk_load_bytes, counters.bulk_load_sectors
+    if copied:
+        rows.append(("bulk copies", f"{copied:,} bytes loaded in {sectors:,} sectors"))
+    return rows
 
 
-class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]):
+class CudaTarget(SavingTarget, Target[TiledProduct, AnySchedule, CudaKernels]):
     """Emulated Tensor Cores; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
@@ -199,46 +239,45 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
     def space(self, lowered: TiledProduct) -> CudaSpace:
         return CudaSpace(lowered, self.gpu)
 
-    def build(self, lowered: TiledProduct, schedule: KernelSchedule) -> CudaKernels:
+    def build(self, lowered: TiledProduct, schedule: AnySchedule) -> CudaKernels:
+        if isinstance(schedule, HopperSchedule):
+            fed = HopperPlan(HopperProduct(lowered), schedule)
+            check_bulk(fed, self.gpu.shared_bytes)
+            return CudaKernels(fed, bulk_text(fed))
         plan = Plan(lowered, schedule)
         return CudaKernels(plan, cuda_text(plan, self.gpu.architecture))
 
     def tensorir(
-        self, lowered: TiledProduct, schedule: KernelSchedule, constants: Mapping[str, Array]
+        self, lowered: TiledProduct, schedule: AnySchedule, constants: Mapping[str, Array]
     ) -> FunctionCalls:
+        if isinstance(schedule, HopperSchedule):
+            # Relax passes buffers only, and no tensor maps of them.
+            ranked = (item.schedule for item in self.space(lowered).ranked())
+            schedule = next(each for each in ranked if isinstance(each, KernelSchedule))
         return function_calls(Plan(lowered, schedule), constants)
 
     def tvm_target(self) -> str:
         return "cuda"
 
-    def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
-        # Two orders of the warps: a result that depends on the order is wrong.
-        orders = (Order.REVERSE, Order.FORWARD)
-        outputs, *seconds = zip(*(artifact.outputs(inputs, o) for o in orders), strict=True)
-        return Execution(outputs, self.provenance, *seconds)
-
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
 
-    def schedule_json(self, schedule: KernelSchedule) -> dict[str, Any]:
+    def schedule_json(self, schedule: AnySchedule) -> dict[str, Any]:
         document: dict[str, Any] = super().schedule_json(schedule)
         # Readers of documents know this member as ``ways``.
         return {("ways" if name == "layouts" else name): v for name, v in document.items()}
 
-    def schedule_text(self, embedding: Embedding, schedule: KernelSchedule) -> str:
+    def schedule_text(self, embedding: Embedding, schedule: AnySchedule) -> str:
         return str(schedule)
 
     def describe(self, artifact: CudaKernels, timing: Timing) -> CudaDetails:
         plan = artifact.plan
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, Plan | HopperPlan)
         space = self.space(plan.product)
         scored = space.scored(plan.schedule)
         first = tuple((str(item.schedule), item.cost) for item in space.first_blocks(MEASURED))
         return CudaDetails(artifact.counters, scored.cost, self.gpu.name, first)
-
-    def executed_by(self, artifact: CudaKernels) -> str:
-        return "emulated CUDA"
 
     # -- chains of products -----------------------------------------------------------------------
 

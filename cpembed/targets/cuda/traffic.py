@@ -124,7 +124,7 @@ def traffic(plan: Plan) -> KernelTraffic:
 
 def _stage_traffic(plan: Plan) -> StageTraffic:
     schedule = plan.schedule
-    tiles = [plan.shared(operand) for operand in (plan.first, plan.second)]
+    tiles = plan.shared_tiles
     return StageTraffic(
         products=schedule.tile[0] * schedule.tile[1] * schedule.depth,
         fragment_wavefronts=_fragment_wavefronts(plan),
@@ -139,7 +139,7 @@ def _copy_instructions(plan: Plan) -> float:
     warps, total = plan.schedule.threads // LANES, 0.0
     of_step = 0.0
     for number in range(2):
-        accesses = plan.shared(plan.operand(number)).copies / LANES
+        accesses = plan.shared_tiles[number].copies / LANES
         separation = plan.separation(number)
         if separation is None:
             total += accesses * COPY_INSTRUCTIONS
@@ -175,12 +175,9 @@ def _fragment_wavefronts(plan: Plan) -> int:
         # ldmatrix on swizzled tiles has no bank conflicts; rows of WMMA's matrices may have.
         return schedule.depth * (4 * rows + 2 * columns)
     total = 0
-    for operand, count, extent in (
-        (plan.first, rows, instruction.m),
-        (plan.second, columns, instruction.n),
-    ):
-        size = size_bytes(operand.layout.dtype)
-        pitch = plan.shared(operand).pitch
+    for number, count, extent in ((0, rows, instruction.m), (1, columns, instruction.n)):
+        size = size_bytes(plan.operand(number).layout.dtype)
+        pitch = plan.shared_tiles[number].pitch
         total += count * _matrix_wavefronts(extent, instruction.k * size, pitch, size)
     return schedule.depth * total
 

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from _ctypes import dlclose
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -312,13 +312,19 @@ class Arena:
     buffers: tuple[Buffer, ...]
 
     @staticmethod
-    def with_copies(kernel: str, arrays: Sequence[tuple[int, Array]]) -> Arena:
-        """Copy arrays, each with the number of its argument, into new memory."""
+    def with_copies(
+        kernel: str, arrays: Sequence[tuple[int, Array]], zeros: Collection[int] = ()
+    ) -> Arena:
+        """Copy arrays, each with the number of its argument, into new memory.
+
+        ``zeros`` has the numbers of those that are replaced by zeros.
+        """
         offsets, end = list[int](), _GAP
         for _, array in arrays:
             offsets.append(end)
             end += -(-(array.nbytes + _GAP) // ALIGNMENT) * ALIGNMENT
-        memory = np.empty(end + ALIGNMENT, np.uint8)
+        # Pages that nothing touches take no memory.
+        memory = np.zeros(end + ALIGNMENT, np.uint8)
         # numpy aligns less than a GPU's allocator, so the first address is rounded up.
         base = -(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT
         buffers = tuple(
@@ -327,7 +333,8 @@ class Arena:
         )
         arena = Arena(kernel, memory, buffers)
         for buffer in buffers:
-            arena._bytes_of(buffer)[...] = np.frombuffer(buffer.array.tobytes(), np.uint8)
+            if buffer.argument not in zeros:
+                arena._bytes_of(buffer)[...] = _bytes(buffer.array)
         return arena
 
     def copy_back(self) -> None:
@@ -340,7 +347,7 @@ class Arena:
             values = self._bytes_of(buffer).view(array.dtype).reshape(array.shape)
             if array.flags.writeable:
                 array[...] = values
-            elif values.tobytes() != array.tobytes():
+            elif not np.array_equal(_bytes(values), _bytes(array)):
                 raise ExecutionFault(
                     f"{self.kernel} writes argument {buffer.argument}, which is a read-only array"
                 )
@@ -348,6 +355,10 @@ class Arena:
     def _bytes_of(self, buffer: Buffer) -> NDArray[np.uint8]:
         start = buffer.address - self.bytes.ctypes.data
         return self.bytes[start : start + buffer.bytes]
+
+
+def _bytes(array: Array) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 class LoadedText:
@@ -368,17 +379,21 @@ class LoadedText:
         arena: Arena,
         read_counters: Callable[[], T],
         fault_origin: Callable[[], str] = lambda: "",
+        *,
+        copies_back: bool = True,
     ) -> T:
         """Run a request of the runtime on the arrays of ``arena``, and return its counters.
 
-        ``fault_origin`` tells after a fault which kernel and block it is from.
+        ``fault_origin`` tells after a fault which kernel and block it is from; ``copies_back``,
+        whether the arrays get the results.
         """
         with self._lock:
             fault: bytes | None = self._functions.executor_run(ctypes.byref(request))
             if fault is not None:
                 raise ExecutionFault(fault_origin() + self._located(fault.decode()))
             counters = read_counters()
-        arena.copy_back()
+        if copies_back:
+            arena.copy_back()
         return counters
 
     def _located(self, fault: str) -> str:

@@ -1,4 +1,4 @@
-"""Compile the kernels of 120 workloads for three GPUs, and emulate small versions of them.
+"""Compile the kernels of 240 workloads for three GPUs, and emulate small versions of them.
 
     python -m experiments.studies.tensor_core_workloads.run            # all rows that are missing
     python -m experiments.studies.tensor_core_workloads.run unit16:3   # these
@@ -9,6 +9,7 @@ says what is checked. It can be stopped at any time and started again.
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import subprocess
@@ -16,127 +17,98 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import CpembedError, LoweringError
-from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.targets.cuda.executor import COMPILER
-from cpembed.targets.cuda.lower import TiledProduct
-from cpembed.targets.cuda.schedule import KernelSchedule
-from cpembed.targets.cuda.target import CudaTarget
-from cpembed.targets.verification import verified
-from cpembed.workloads.suites import suite
+from cpembed.targets.base import Target
+from cpembed.targets.choice import choices
+from cpembed.targets.cuda.build import CudaKernels
+from cpembed.targets.cuda.cases import Case, cases_of
+from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.remote.check import canonical
+from cpembed.targets.registry import open_target
 from experiments.common import Experiment, Row, described, markdown_table
-
-TARGET = "mma_f16"
-
-MACHINES = {"a100": "sm_80", "h100": "sm_90a", "rtx_5090": "sm_120a"}
-"""GPUs whose figures choose the schedules, and the architecture that nvcc compiles for."""
-
-SUITES = {
-    "unit16": 1,
-    "unit_conv3d": 1,
-    "resnet18": 1,
-    "resnet50": 1,
-    "amos": 3,
-    "deepbench": 6,
-    "gemm": 8,
-    "attention": 8,
-}
-"""Suites, and the step among their layers that have products: 120 in all."""
+from experiments.studies.tensor_core_workloads.rows import (
+    EPILOGUES,
+    MACHINES,
+    Variant,
+    keys,
+    small_words,
+    variants,
+    words_of,
+)
 
 CONSTRAINTS = "fused"
 EMBEDDINGS = 8
 """Number of embeddings, best by overheads, whose estimates are compared: as `run` does."""
 
-LAYOUTS = {"conv1d": "NWC", "conv2d": "NHWC", "conv3d": "NDHWC", "depthwise": "NHWC"}
+ORDERS = (Order.REVERSE, Order.FORWARD, 7)
+"""Orders of the threads in the emulator, the last a seed of a random one."""
 
-SMALL = {
-    "h": 9,
-    "w": 10,
-    "d": 5,
-    "c": 32,
-    "k": 24,
-    "m": 33,
-    "n": 40,
-    "b": 2,
-    "l": 12,
-    "u": 4,
-    "v": 4,
-}
-"""Greatest sizes of the small versions; windows, strides and paddings stay."""
+KEYS = tuple(keys())
+
+AnyTarget = Target[Any, Any, Any]
 
 
-def words_of(key: str) -> str:
-    """Return the words of a row's workload, channels last where there is such a layout."""
-    name, _, number = key.partition(":")
-    layer = suite(name)[int(number)]
-    layout = LAYOUTS.get(layer.operator.name)
-    return layer.label if layout is None else f"{layer.label} layout={layout}"
+def target_of(variant: Variant) -> AnyTarget:
+    """Return the target of a variant, for its GPU."""
+    return open_target(hardware_spec(variant.target, machine=variant.machine))
 
 
-def keys() -> Iterator[str]:
-    """Yield the rows: suite and number of a layer."""
-    for name, step in SUITES.items():
-        layers = [layer for layer in suite(name) if has_product(layer.application)]
-        yield from (f"{name}:{layer.index}" for layer in layers[::step])
+@cache
+def embeddings_of(words: str, target: str) -> tuple[Computation, Sequence[RankedCandidate]]:
+    """Return a workload with an instruction's element types, and its best embeddings.
 
-
-def has_product(application: str) -> bool:
-    """True unless an operator of AMOS only adds: means, variances and scans."""
-    return application not in ("MEN", "VAR", "SCN")
-
-
-def small_words(words: str) -> str:
-    """Return a workload of the same operator and windows, of few elements.
-
-    >>> small_words("conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 layout=NHWC")
-    'conv2d n=1 c=32 h=9 w=10 k=24 r=3 s=3 pad=1 layout=NHWC'
+    Overheads rank them, which know no machine: the GPUs of a row share them.
     """
-    operator, *settings = words.split()
-    sizes = dict(setting.split("=") for setting in settings)
-    # A matrix product is deep where a convolution has channels.
-    most = {**SMALL, "k": 80} if "gem" in operator else SMALL
-    for name, value in sizes.items():
-        if name in most and value.isdigit():
-            # An image is at least as large as its window.
-            window = {"h": "r", "w": "s", "d": "t"}.get(name, "")
-            least = int(sizes[window]) if sizes.get(window, "").isdigit() else 1
-            sizes[name] = str(min(int(value), max(most[name], least + 2)))
-    # Groups divide the channels of a small version, too.
-    if sizes.get("groups", "").isdigit():
-        sizes |= {"groups": "2", "c": "32", "k": "32"}
-    return " ".join([operator, *(f"{name}={value}" for name, value in sizes.items())])
-
-
-Choice = tuple[TiledProduct, KernelSchedule, float]
-"""A product with its schedule, and the estimated microseconds."""
-
-
-def choose(computation: Computation, spec: HardwareSpec) -> Choice:
-    """Return the product and the schedule of the smallest estimate, in microseconds.
-
-    Raises :class:`LoweringError` if nothing has a kernel.
-    """
-    target, reason = CudaTarget(spec), "nothing embeds"
-    best: Choice | None = None
+    spec = hardware_spec(target)
+    computation = workload(words, target=spec)
     solved = solve(computation, spec, constraints=CONSTRAINTS, top=EMBEDDINGS)
-    for ranked in solved.embeddings:
-        try:
-            lowered = target.lower(ranked.candidate.program)
-            scored = target.space(lowered).best()
-        except LoweringError as error:
-            reason = str(error)
-            continue
-        if best is None or scored.cost < best[2]:
-            best = lowered, scored.schedule, scored.cost
-    if best is None:
-        raise LoweringError(reason)
-    return best
+    return computation, solved.embeddings
+
+
+def chosen(variant: Variant, key: str, words: str) -> tuple[Any, Any, RankedCandidate]:
+    """Return a row's product with its schedule, and its embedding.
+
+    Kernels of float16 are those that the model chooses. The others have an embedding by the row's
+    number, and random rows a random schedule too.
+
+    Raises
+    ------
+    LoweringError
+        If there is no kernel.
+    """
+    target = target_of(variant)
+    computation, ranked = embeddings_of(words, variant.target)
+    if not ranked:
+        raise LoweringError("nothing embeds")
+    epilogue = epilogue_of(target, computation, variant)
+    number, is_random = KEYS.index(key), key.startswith("random:")
+    candidates = ranked
+    if is_random or variant.epilogue is not None:
+        candidates = [ranked[number % len(ranked)]]
+    choice = choices(target, candidates, epilogue, first_only=True)[0]
+    lowered = target.lower(choice.ranked.candidate.program, epilogue)
+    schedule = choice.schedule
+    if is_random:
+        ordered = target.space(lowered).ranked()
+        schedule = random.Random(f"{key} {variant.name}").choice(ordered).schedule
+    return lowered, schedule, choice.ranked
+
+
+def epilogue_of(target: AnyTarget, computation: Computation, variant: Variant) -> Any:
+    """Return the epilogue of a variant; None for the sums."""
+    if variant.epilogue is None:
+        return None
+    return target.epilogue(computation, EPILOGUES[variant.epilogue])
 
 
 def compile_kernel(text: str, architecture: str) -> dict[str, Any]:
@@ -147,104 +119,167 @@ def compile_kernel(text: str, architecture: str) -> dict[str, Any]:
         command = ["nvcc", "-cubin", f"-arch={architecture}", "-std=c++17", "-Xptxas", "-v"]
         # Functions of the generator's prelude that no kernel calls are no finding.
         command += ["-diag-suppress", "174,177", "-Werror", "all-warnings"]
-        command += ["-o", f"{name}/kernel.cubin", str(source)]
-        process = subprocess.run(command, capture_output=True, text=True, check=False)
-    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", process.stderr)
-    registers = [int(number) for number in re.findall(r"Used (\d+) registers", process.stderr)]
+        command += ["-o", "kernel.cubin", "kernel.cu"]
+        process = subprocess.run(command, capture_output=True, text=True, check=False, cwd=name)
+    words = process.stderr
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", words)
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", words)]
+    # Told as information: products of warp groups that wait for each other.
+    remarks = re.findall(r"(?m)^.*(?:serializ|Performance Loss).*$", words)
     report: dict[str, Any] = {
-        "compiled": process.returncode == 0,
         "registers": max(registers, default=0),
         "local_bytes": sum(int(frame) + int(stores) for frame, stores in spills),
     }
-    return report if report["compiled"] else {**report, "error": process.stderr.strip()[-300:]}
+    if process.returncode or remarks:
+        report["error"] = (remarks[0] if remarks else words.strip())[-300:]
+    return report
 
 
 def compute(key: str) -> Row:
-    """Compile a row's kernels for all machines, and emulate a small version."""
+    """Compile a row's kernels for all machines, and emulate a small version of each."""
     words = words_of(key)
-    row: Row = {"words": words, "machines": {}}
-    for machine, architecture in MACHINES.items():
-        spec = hardware_spec(TARGET, machine=machine)
+    small = words if key.startswith("random:") else small_words(words)
+    row: Row = {"words": words, "small": small, "kernels": {}}
+    emulated: dict[tuple[str, str], dict[str, Any]] = {}
+    for variant in variants(key, KEYS.index(key)):
         try:
-            lowered, schedule, us = choose(workload(words, target=spec), spec)
-            artifact = CudaTarget(spec).build(lowered, schedule)
-            report = compile_kernel(artifact.text.source, architecture)
-            row["machines"][machine] = {
-                "schedule": str(schedule),
-                "estimated_us": us,
-                **report,
-            }
+            lowered, schedule, ranked = chosen(variant, key, words)
+            target = target_of(variant)
+            artifact = target.build(lowered, schedule)
+            report = compile_kernel(artifact.text.source, MACHINES[variant.machine])
+            report |= {"schedule": str(schedule)}
+            # GPUs with one schedule have one kernel.
+            kernel = variant.target, str(schedule)
+            if kernel not in emulated:
+                emulated[kernel] = emulate(variant, small, schedule, ranked)
+            report["emulated"] = emulated[kernel]
         except CpembedError as error:
-            row["machines"][machine] = {"error": str(error)}
-    row["small"] = emulate(small_words(words))
+            report = {"error": str(error), "fits": "nothing embeds" not in str(error)}
+        if variant.epilogue is not None:
+            report["epilogue"] = variant.epilogue
+        row["kernels"][variant.name] = report
+    embeddings_of.cache_clear()
     return row
 
 
-def emulate(words: str) -> dict[str, Any]:
-    """Emulate the kernel of a small version, and compare its numbers with the reference."""
-    spec = hardware_spec(TARGET)
-    target = CudaTarget(spec)
+def emulate(variant: Variant, words: str, schedule: Any, ranked: RankedCandidate) -> dict[str, Any]:
+    """Emulate a small version of a kernel, and compare its numbers with the reference.
+
+    Parameters
+    ----------
+    variant : Variant
+        The kernel.
+    words : str
+        The small version.
+    schedule : Any
+        The kernel's schedule, which the small version has if it fits, else its own best.
+    ranked : RankedCandidate
+        The kernel's embedding: the small version has the first one with the same axes, if any.
+    """
+    target = target_of(variant)
+    computation, embeddings = embeddings_of(words, variant.target)
+    epilogue = epilogue_of(target, computation, variant)
+    family = ranked.candidate.embedding.family
+    same = [each for each in embeddings if each.candidate.embedding.family == family]
+    if not embeddings:
+        return {"error": "the small version has no embedding"}
+    program = (same or embeddings)[0].candidate.program
+    lowered = target.lower(program, epilogue)
+    space = target.space(lowered)
     try:
-        computation = workload(words, target=spec)
-        lowered, schedule, _ = choose(computation, spec)
+        space.scored(schedule)
         artifact = target.build(lowered, schedule)
-        verification, _ = verified(target, artifact, computation, None, seed=1)
-    except CpembedError as error:
-        return {"words": words, "error": str(error)}
-    return {
-        "words": words,
-        "schedule": str(schedule),
-        "verified": verification.verified,
-        "largest_error": float(verification.max_error),
-    }
+    except LoweringError:
+        schedule = space.best().schedule
+        artifact = target.build(lowered, schedule)
+    report: dict[str, Any] = {"schedule": str(schedule), "cases": 0}
+    for case in cases_of(computation, epilogue):
+        for order in ORDERS:
+            if reason := difference(artifact, case, order):
+                return {**report, "error": f"{case.name}, {order}: {reason}"}
+            report["cases"] += 1
+    return report
+
+
+def difference(artifact: CudaKernels, case: Case, order: Order | int) -> str:
+    """Return how an emulated kernel's result differs from a case's; empty if it is equal.
+
+    Equal are all bits, but for the sign of zeros; results of chains are within the case's
+    tolerance.
+    """
+    inputs = {name: each.array(case.shapes[name]) for name, each in case.drawings.items()}
+    result, expected = artifact.run(inputs, order), case.result
+    if case.exact:
+        dtype = expected.dtype.name
+        if canonical(result.tobytes(), dtype) == canonical(expected.tobytes(), dtype):
+            return ""
+        wrong = np.count_nonzero(result != expected)
+        return f"{wrong} of {result.size} elements differ"
+    got, right = result.astype(np.float64), expected.astype(np.float64)
+    beyond = np.abs(got - right) > case.absolute + case.relative * np.abs(right)
+    return f"{np.count_nonzero(beyond)} of {result.size} elements differ" * bool(beyond.any())
+
+
+# ------------------------------------------------------------------------------------ the page
+
+
+def verdict(report: dict[str, Any]) -> str:
+    """Return what is wrong with a kernel; empty if nothing is."""
+    if "error" in report:
+        return report["error"]
+    if report["local_bytes"]:
+        return f"{report['local_bytes']} bytes of local memory"
+    emulated = report["emulated"]
+    return f"emulated: {emulated['error']}" if "error" in emulated else ""
 
 
 def markdown(rows: list[Row]) -> list[str]:
     """Return the tables; README.md says what is checked."""
-    counts: Counter[str] = Counter()
+    fitting: Counter[str] = Counter()
+    right: Counter[str] = Counter()
     for row in rows:
-        for machine, report in row["machines"].items():
-            clean = report.get("compiled") and not report["local_bytes"]
-            counts[machine] += bool(clean)
-        counts["small"] += bool(row["small"].get("verified"))
-    lines = markdown_table(
-        ["", "kernels", "of"],
-        [
-            *(
-                [f"{MACHINES[machine]}, schedule for {machine}: no warning, no local memory",
-                 str(counts[machine]), str(len(rows))]
-                for machine in MACHINES
-            ),
-            ["small versions, emulated: equal to the reference", str(counts["small"]),
-             str(len(rows))],
-        ],
-    )  # fmt: skip
-    lines += ["", "What is not among them:", ""]
+        for name, report in row["kernels"].items():
+            fitting[name] += report.get("fits", True)
+            right[name] += not verdict(report)
+    table = [
+        [f"`{target}`", MACHINES[machine], machine, str(fitting[name]), str(right[name])]
+        for name in sorted(fitting)
+        for target, machine in [name.split()]
+    ]
+    head = ["target", "compiled for", "schedule for", "workloads that embed", "right"]
+    lines = [
+        "*Right*: nvcc has no warning, ptxas no local memory, and the emulated numbers of the "
+        "small version equal the reference, in three orders of the threads.",
+        "",
+        *markdown_table(head, table),
+        "",
+        f"{sum(right.values()):,} of {sum(fitting.values()):,} kernels. What is not among them:",
+        "",
+    ]
     lines += list(failures(rows)) or ["- nothing"]
-    head = ["row", "workload", *(f"{name}, registers" for name in MACHINES), "small"]
+    return [*lines, "", *register_table(rows)]
+
+
+def register_table(rows: Sequence[Row]) -> list[str]:
+    """Return a table with the registers of the kernels of float16."""
+    names = [*(f"mma_f16 {machine}" for machine in MACHINES), "wgmma_f16 h100"]
     cells = [
         [
             row["key"],
             f"`{row['words']}`",
-            *(str(report.get("registers", "-")) for report in row["machines"].values()),
-            "equal" if row["small"].get("verified") else "no kernel",
+            *(str(row["kernels"].get(name, {}).get("registers", "-")) for name in names),
         ]
         for row in rows
     ]
-    return [*lines, "", *markdown_table(head, cells)]
+    return markdown_table(["row", "workload", *(f"{name}, registers" for name in names)], cells)
 
 
 def failures(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each kernel that is missing, does not compile cleanly or is wrong."""
     for row in rows:
-        for machine, report in row["machines"].items():
-            if "error" in report:
-                yield f"- {row['key']}, {machine}: {report['error']}"
-            elif report["local_bytes"]:
-                yield f"- {row['key']}, {machine}: {report['local_bytes']} bytes of local memory"
-        small = row["small"]
-        if not small.get("verified"):
-            yield f"- {row['key']}, small: {small.get('error', 'wrong numbers')}"
+        for name, report in row["kernels"].items():
+            if report.get("fits", True) and (reason := verdict(report)):
+                yield f"- {row['key']} (`{row['words']}`), {name}: {reason}"
 
 
 def missing(key: str) -> str:
@@ -255,7 +290,7 @@ def missing(key: str) -> str:
 
 EXPERIMENT = Experiment(
     **described(__file__, __doc__),
-    keys=tuple(keys()),
+    keys=KEYS,
     compute=compute,
     markdown=markdown,
     trials=None,

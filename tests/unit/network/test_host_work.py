@@ -14,7 +14,8 @@ from cpembed.graph.passes.expressions import apply
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.scalars import Input
 from cpembed.network.host_work import epilogue_on_host, host_target, product_on_host
-from cpembed.network.stepwise import run_stepwise, stepwise_document
+from cpembed.network.stepwise import run_stepwise
+from cpembed.network.stepwise_document import stepwise_document
 from cpembed.report.network import report
 from cpembed.steps import silent
 from cpembed.targets.registry import open_target

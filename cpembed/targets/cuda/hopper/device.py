@@ -180,7 +180,7 @@ def _barriers() -> Iterator[_Definition]:
 
 
 def _bulk_copies() -> Iterator[_Definition]:
-    copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+    copy = "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
     yield (
         "void",
         "cpembed_bulk_load",
@@ -216,8 +216,10 @@ def _tensor_load(rank: int, offsets: int, *, multicast: bool) -> _Definition:
     mode = "im2col" if offsets else "tile"
     coordinates = ", ".join(f"%{3 + number}" for number in range(rank))
     rest = "{" + ", ".join(f"%{3 + rank + number}" for number in range(offsets)) + "}"
+    # To the own block, ptxas for sm_120 checks an address of the cluster's window when it runs.
+    space = "shared::cluster" if multicast else "shared::cta"
     text = (
-        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.{mode}"
+        f"cp.async.bulk.tensor.{rank}d.{space}.global.{mode}"
         f".mbarrier::complete_tx::bytes{'.multicast::cluster' * multicast} "
         f"[%0], [%1, {{{coordinates}}}], [%2]{f', {rest}' * bool(offsets)}"
         f"{f', %{3 + rank + offsets}' * multicast};"

@@ -120,12 +120,34 @@ class SharedImage:
         places, neighbours = self.depth_bytes // 2, self.span // 2
         return (row // neighbours * places + depth_byte // 2) * self.span
 
+    @property
+    def transposed(self) -> bool:
+        """True if a row of the image is a step of the depth."""
+        return self.major == "mn"
+
     def place(self, row: str, chunk: str) -> str:
-        """Return TVMScript of the byte at which a chunk of a row of the image begins."""
+        """Return TVMScript of the byte at which a chunk of a row of the image begins.
+
+        MN-major, the chunks of a step of the depth go on in the next neighbours.
+        """
         chunks = self.span // CHUNK
         turn = row if chunks == PATTERN_ROWS else f"({row}) // {PATTERN_ROWS // chunks}"
+        begin = f"({row}) * {self.span}"
+        if self.transposed:
+            begin = f"({chunk}) // {chunks} * {self.depth_bytes // 2 * self.span} + {begin}"
+            chunk = f"({chunk}) % {chunks}"
         permuted = f"T.bitwise_xor({chunk}, ({turn}) % {chunks})"
-        return f"({row}) * {self.span} + {permuted} * {CHUNK}"
+        return f"{begin} + {permuted} * {CHUNK}"
+
+    def matrix_moves(self, row: int, depth_byte: int) -> tuple[int, int]:
+        """Return what the place of a matrix is changed by: an exclusive or, and a sum.
+
+        The matrix begins so many rows of the factor, and bytes along its depth, behind the place.
+        """
+        if self.transposed:
+            moved = row % (self.span // 2) // PATTERN_ROWS * CHUNK
+            return moved, self.matrix_offset(row, depth_byte)
+        return depth_byte, row * self.span
 
     def offset(self, row: int, depth_byte: int) -> int:
         """Return the byte of the image that holds a byte along the depth of a row or column."""

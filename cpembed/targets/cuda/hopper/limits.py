@@ -16,6 +16,7 @@ from cpembed.targets.cuda.offsets import (
     largest_magnitude,
     packing_bound,
 )
+from cpembed.targets.cuda.schedule import MAX_THREADS
 
 MAX_CLUSTER = 8
 """Maximum number of blocks of a cluster on every GPU (CUDA C++ Programming Guide)."""
@@ -34,13 +35,12 @@ def check(plan: HopperPlan, shared_bytes: int) -> None:
             f"{schedule}: tiles count from 1, groups from 1 to {MAX_GROUPS}, stages from 2 to "
             f"{MAX_STAGES}"
         )
-    columns = schedule.tile[1] * product.instruction.n
-    if columns not in column_counts(product.instruction):
-        raise LoweringError(f"{schedule}: no instruction of {columns} columns")
+    if product.instruction.kind == "mma":
+        _check_warps(plan)
+    else:
+        _check_groups(plan)
     if not all(image.is_legal for image in plan.images):
         raise LoweringError(f"{schedule}: rows of a stage have {', '.join(map(str, SPANS))} bytes")
-    if schedule.in_registers and plan.images[0].major != "k":
-        raise LoweringError(f"{schedule}: the first factor in registers is K-major")
     counts = (len(product.first), len(product.second))
     for load, view, layout, count in zip(
         schedule.loads, plan.views, schedule.layouts, counts, strict=True
@@ -68,6 +68,41 @@ def check(plan: HopperPlan, shared_bytes: int) -> None:
     if plan.registers > plan.register_limit:
         raise LoweringError(f"{schedule}: {plan.registers} registers of {plan.register_limit}")
     _check_offsets(plan)
+
+
+def _check_groups(plan: HopperPlan) -> None:
+    """Refuse products that warp groups do not have."""
+    schedule, instruction = plan.schedule, plan.product.instruction
+    columns = schedule.tile[1] * instruction.n
+    if schedule.warps is not None or instruction.kind != "wgmma":
+        raise LoweringError(f"{schedule}: no warps execute {instruction.name}")
+    if columns not in column_counts(instruction):
+        raise LoweringError(f"{schedule}: no instruction of {columns} columns")
+    if schedule.in_registers and plan.images[0].major != "k":
+        raise LoweringError(f"{schedule}: the first factor in registers is K-major")
+
+
+def _check_warps(plan: HopperPlan) -> None:
+    """Refuse schedules that no warps of their own execute."""
+    schedule = plan.schedule
+    if schedule.warps is None or schedule.groups != 1 or min(schedule.warps) < 1:
+        raise LoweringError(f"{schedule}: {plan.product.instruction.name} is executed by warps")
+    if schedule.threads > MAX_THREADS:
+        raise LoweringError(f"{schedule}: a block has at most {MAX_THREADS} threads")
+    # Stages begin with the same one of two sets of fragments.
+    if schedule.depth % 2:
+        raise LoweringError(f"{schedule}: the depth of a stage is even")
+    if plan.by_threads or schedule.in_registers or schedule.cluster_blocks > 1:
+        raise LoweringError(f"{schedule}: warps take what bulk copies load for their block")
+    for tiles, extent, image in zip(
+        schedule.tile,
+        (plan.product.instruction.m, plan.product.instruction.n),
+        plan.images,
+        strict=True,
+    ):
+        # Chunks are permuted by exclusive or, so that rows of a warp begin at multiples.
+        if image.transposed and tiles * extent & (tiles * extent - 1):
+            raise LoweringError(f"{schedule}: transposed rows of a warp are a power of two")
 
 
 def _check_cluster(plan: HopperPlan) -> None:

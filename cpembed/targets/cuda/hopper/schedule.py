@@ -2,7 +2,8 @@
 
 Each consumer group of a block computes its own rows of instruction tiles and all columns of the
 block; neighbouring tiles of columns are one instruction. Another group fills a ring of stages ahead
-of them.
+of them. Where each warp executes instructions of its own, the consumers are warps, and the producer
+is another warp.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ BARRIER_BYTES = 8
 # A multiprocessor has 65,536 registers, a block of two consumer groups 384 threads: each starts
 # with 168, of which the producers give some to the consumers. Producers that compute addresses of
 # their own need more than one thread that issues copies of TMA.
-MAX_REGISTERS = 255
+MULTIPROCESSOR_REGISTERS, MAX_REGISTERS = 65_536, 255
+
+MULTIPROCESSOR_THREADS = 1536
+"""Maximum number of threads of a multiprocessor of sm_120, the least of all with bulk copies."""
+
 LAUNCH_REGISTERS = 168
 PRODUCER_REGISTERS = {False: 40, True: 72}
 CONSUMER_REGISTERS = {False: 232, True: 216}
@@ -53,9 +58,9 @@ class HopperSchedule:
     """Choices of a kernel of warp groups."""
 
     groups: int
-    """Number of consumer groups of a block, along rows."""
+    """Number of consumer groups of a block, along rows; 1 with ``warps``."""
     tile: tuple[int, int]
-    """Number of instruction tiles of a group along rows and columns."""
+    """Number of instruction tiles of a group, or of one of ``warps``, along rows and columns."""
     depth: int = 4
     """Number of instruction tiles along the reduction in a stage."""
     stages: int = 4
@@ -72,6 +77,9 @@ class HopperSchedule:
     """True if the stages of the last tiles are divided evenly among the blocks."""
     cluster: tuple[int, int] = (1, 1)
     """Number of blocks along rows and columns that share what TMA loads."""
+    warps: tuple[int, int] | None = None
+    """Number of consumer warps along rows and columns that execute instructions of their own; None
+    for warp groups."""
     in_registers: bool = False
     """True if consumers load the first factor into registers, for which its products wait."""
     layouts: tuple[int, int] = (0, 0)
@@ -81,7 +89,8 @@ class HopperSchedule:
     @property
     def block(self) -> tuple[int, int]:
         """Number of instruction tiles of a block along rows and columns."""
-        return self.groups * self.tile[0], self.tile[1]
+        rows, columns = self.warps or (self.groups, 1)
+        return rows * self.tile[0], columns * self.tile[1]
 
     @property
     def cluster_blocks(self) -> int:
@@ -95,16 +104,21 @@ class HopperSchedule:
     @property
     def consumers(self) -> int:
         """Number of threads that multiply."""
+        if self.warps is not None:
+            return math.prod(self.warps) * LANES
         return self.groups * WARP_GROUP
 
     @property
     def threads(self) -> int:
-        return self.consumers + WARP_GROUP
+        return self.consumers + (WARP_GROUP if self.warps is None else LANES)
 
     def __str__(self) -> str:
         (rows, columns), plural = self.block, "s" * (self.groups > 1)
+        units = f"{self.groups} warp group{plural}"
+        if self.warps is not None:
+            units = f"{self.warps[0]} x {self.warps[1]} warps and a producer"
         words = [
-            f"blocks of {rows} x {columns} tiles on {self.groups} warp group{plural}",
+            f"blocks of {rows} x {columns} tiles on {units}",
             f"{self.depth} deep in {self.stages} stages",
             f"factors by {self.loads[0]} and {self.loads[1]} copies",
         ]
@@ -125,6 +139,10 @@ class HopperProduct:
     _views: dict[tuple[int, int, int], tuple[ImageView, ...]] = field(
         default_factory=dict[tuple[int, int, int], tuple[ImageView, ...]], repr=False
     )
+    mean_reads: dict[tuple[int, ...], float] = field(
+        default_factory=dict[tuple[int, ...], float], repr=False
+    )
+    """Mean number of bytes that copies of an image read, by factor, layout, and tiles."""
 
     def views(self, number: int, tiles: int, depth: int) -> tuple[ImageView, ...]:
         """Return the views of a factor's image of so many instruction tiles, the best one first."""
@@ -197,7 +215,7 @@ class HopperPlan:
     def stage_bytes(self) -> int:
         return sum(image.bytes for image in self.images)
 
-    @property
+    @cached_property
     def staging(self) -> Staging:
         """A warp's part of shared memory for some columns of its sums of an instruction tile."""
         instruction, dtype = self.product.instruction, self.product.sums
@@ -208,7 +226,7 @@ class HopperPlan:
         pitch += (8 * size - pitch) % WAVEFRONT_BYTES
         return Staging(WARP_ROWS, columns, pitch // size, dtype)
 
-    @property
+    @cached_property
     def strip(self) -> int:
         """Number of instruction tiles of columns that are staged at a time."""
         columns = self.schedule.tile[1]
@@ -300,17 +318,40 @@ class HopperPlan:
         return "threads" in self.schedule.loads
 
     @property
+    def is_whole(self) -> bool:
+        """True if each work item is the whole reduction of its results."""
+        return self.schedule.splits == 1 and not self.order.streamed
+
+    @property
     def registers(self) -> int:
         """Estimated registers of a thread of the consumers."""
         rows, columns = self.schedule.tile
-        first, _, sums = self.product.instruction.registers
+        first, second, sums = self.product.instruction.registers
         total = rows * columns * sums + CONTROL_REGISTERS
+        if self.schedule.warps is not None:
+            # Two sets of fragments, and a place for each depth of a stage.
+            total += 2 * (rows * first + columns * second + self.schedule.depth)
         if self.schedule.in_registers:
             total += rows * self.schedule.depth * first
         return -(-total // 8) * 8
 
     @property
+    def min_blocks(self) -> int:
+        """Number of blocks that a multiprocessor has registers for; 0 if ptxas may decide."""
+        schedule = self.schedule
+        if schedule.warps is not None:
+            # ptxas for sm_120 would take too few registers, for more blocks. Each of the
+            # four schedulers has a quarter of the registers.
+            resident = 4 * (MULTIPROCESSOR_REGISTERS // 4 // (self.registers * LANES))
+            warps = min(resident, MULTIPROCESSOR_THREADS // LANES)
+            return max(1, warps * LANES // schedule.threads)
+        # Registers can be passed from group to group only if ptxas knows how many each thread
+        # begins with.
+        return int(schedule.groups > 1)
+
+    @property
     def register_limit(self) -> int:
         if self.schedule.groups == 1:
-            return MAX_REGISTERS
+            share = MULTIPROCESSOR_REGISTERS // self.schedule.threads // 8 * 8
+            return min(MAX_REGISTERS, share)
         return CONSUMER_REGISTERS[self.by_threads]

@@ -1,4 +1,4 @@
-"""Schedules of kernels of warp groups, ranked by their estimated times."""
+"""Schedules of kernels that bulk copies feed, ranked by their estimated times."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cpembed.targets.cuda.hopper.schedule import (
     Load,
 )
 from cpembed.targets.cuda.hopper.work import work_of
+from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import Gpu, estimate
 from cpembed.targets.cuda.refined_space import RefinedSpace
 
@@ -30,11 +31,19 @@ RASTER_GROUPS = (1, 4, 8)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 CLUSTERS = ((2, 1), (1, 2))
 
+WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
+WARP_ROW_TILES = (1, 2, 4)
+WARP_COLUMN_TILES = (1, 2, 4, 8)
+WARP_STAGES = (6, 4, 3, 2)
+"""Numbers for warps that execute instructions of their own."""
+
 
 class HopperSpace(RefinedSpace[HopperSchedule]):
     """Schedules of a product that fit a GPU, ranked by their estimated times.
 
-    Refinements are groups of blocks, splits, clusters, and last tiles that are divided.
+    Refinements are groups of blocks, splits, clusters, and last tiles that are divided. Warps of
+    their own have no clusters: multicast is slow where they are used (PTX ISA,
+    ``cp.async.bulk.tensor``), or missing (CUTLASS, Blackwell SM120 GEMMs: GeForce).
     """
 
     refined = 24
@@ -51,6 +60,7 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
     def __init__(self, product: HopperProduct, gpu: Gpu) -> None:
         super().__init__(gpu)
         self.product = product
+        self.of_warps = product.tiled.instruction.kind == "mma"
 
     def scored(self, schedule: HopperSchedule) -> Scored[HopperSchedule]:
         plan = HopperPlan(self.product, schedule)
@@ -60,23 +70,34 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
 
     def plain(self) -> Iterator[Scored[HopperSchedule]]:
         """Yield schedules without groups of blocks and splits."""
+        for shape in self._shapes():
+            for loads, layouts in self._loads(shape.block, shape.depth):
+                yield from self._with_stages(replace(shape, loads=loads, layouts=layouts))
+
+    def _shapes(self) -> Iterator[HopperSchedule]:
+        """Yield schedules that differ in the tiles of a block and the depth of a stage."""
         _, rows, columns, depth = self.product.tiled.tiles
-        legal = column_counts(self.product.tiled.instruction)
-        n = self.product.tiled.instruction.n
-        for groups, row_tiles, column_tiles, deep in itertools.product(
-            GROUPS, ROW_TILES, (count for count in COLUMN_TILES if count * n in legal), DEPTHS
-        ):
-            block = groups * row_tiles, column_tiles
+        for shape in self._warps() if self.of_warps else self._groups():
+            block, deep = shape.block, shape.depth
             # A block of twice as many tiles as there are leaves half of its work idle.
             if (1 < block[0] >= 2 * rows) or (1 < block[1] >= 2 * columns) or 1 < deep >= 2 * depth:
                 continue
-            for loads, layouts in self._loads(block, deep):
-                schedule = HopperSchedule(
-                    groups, (row_tiles, column_tiles), deep, loads=loads, layouts=layouts
-                )
-                scored = self._with_stages(schedule)
-                if scored is not None:
-                    yield scored
+            yield shape
+
+    def _groups(self) -> Iterator[HopperSchedule]:
+        instruction = self.product.tiled.instruction
+        legal = column_counts(instruction)
+        counts = [count for count in COLUMN_TILES if count * instruction.n in legal]
+        for groups, *tile, deep in itertools.product(GROUPS, ROW_TILES, counts, DEPTHS):
+            yield HopperSchedule(groups, (tile[0], tile[1]), deep)
+
+    def _warps(self) -> Iterator[HopperSchedule]:
+        for warps, *tile, deep in itertools.product(
+            WARPS, WARP_ROW_TILES, WARP_COLUMN_TILES, DEPTHS
+        ):
+            # The depth of a stage is even (limits.check).
+            if deep % 2 == 0:
+                yield HopperSchedule(1, (tile[0], tile[1]), deep, warps=warps)
 
     def _loads(
         self, block: tuple[int, int], deep: int
@@ -97,27 +118,45 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
         if layouts[0].layout.name == product.program.workload.inputs[1].name:
             # Packed ahead of all calls anyway.
             return [("bulk", 0)]
-        threads: list[tuple[Load, int]] = [("threads", n) for n in range(len(layouts))]
-        return [*threads, *([("tensor", 0)] if views else [])]
+        packed: list[tuple[Load, int]] = [("tensor", 0)] if views else []
+        if self.of_warps:
+            # Their one producer warp copies nothing by itself: other kernels do.
+            return packed
+        return [*(("threads", n) for n in range(len(layouts))), *packed]
 
-    def _with_stages(self, schedule: HopperSchedule) -> Scored[HopperSchedule] | None:
-        """Return a schedule with as many stages as fit, and with as many blocks as are resident."""
-        for stages in STAGES:
+    def _with_stages(self, schedule: HopperSchedule) -> Iterator[Scored[HopperSchedule]]:
+        """Yield a schedule with numbers of stages, and with as many blocks as are resident.
+
+        A block of warp groups has as many stages as fit. Of those of warps, more are resident with
+        fewer stages.
+        """
+        for stages in WARP_STAGES if self.of_warps else STAGES:
             with_stages = replace(schedule, stages=stages)
             plan = HopperPlan(self.product, with_stages)
-            # Ranked among others only if it fits, which fewer stages may.
-            if plan.work_items > self.gpu.multiprocessors:
-                with_stages = replace(with_stages, blocks=self.gpu.multiprocessors)
+            resident = self._resident(plan)
+            if plan.work_items > resident:
+                with_stages = replace(with_stages, blocks=resident)
             try:
-                return self.scored(with_stages)
+                yield self.scored(with_stages)
             except LoweringError:
+                # Ranked among others only if it fits, which fewer stages may.
                 continue
-        return None
+            if not self.of_warps:
+                return
+
+    def _resident(self, plan: HopperPlan) -> int:
+        """Return the number of blocks of a persistent kernel."""
+        if not self.of_warps:
+            return self.gpu.multiprocessors
+        warps = plan.schedule.threads // LANES
+        each = self.gpu.resident(warps, plan.shared_bytes, plan.registers)
+        return max(1, each) * self.gpu.multiprocessors
 
     def refinements(self, schedule: HopperSchedule) -> Iterator[Scored[HopperSchedule]]:
         """Yield a schedule with groups of blocks, splits, clusters, or divided last tiles."""
         depth = self.product.tiled.tiles[3]
-        for group, cluster in itertools.product(RASTER_GROUPS, CLUSTERS):
+        clusters = () if self.of_warps else CLUSTERS
+        for group, cluster in itertools.product(RASTER_GROUPS, clusters):
             # Whole clusters are resident, so that an odd multiprocessor stays idle.
             blocks = schedule.blocks and schedule.blocks // 2 * 2
             try:
@@ -125,9 +164,8 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
             except LoweringError:
                 continue
         for group in RASTER_GROUPS:
-            streamed = replace(
-                schedule, group=group, streamed=True, blocks=self.gpu.multiprocessors
-            )
+            blocks = self._resident(HopperPlan(self.product, schedule))
+            streamed = replace(schedule, group=group, streamed=True, blocks=blocks)
             try:
                 yield self.scored(streamed)
             except LoweringError:

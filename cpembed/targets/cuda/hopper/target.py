@@ -10,9 +10,9 @@ from typing import Any
 from cpembed.embedding.embedding import Embedding
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.targets.base import Array, Execution, Row, Target
+from cpembed.targets.base import Array, ChoicePolicy, Row, Target
 from cpembed.targets.cuda.build import CudaKernels
-from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
@@ -31,14 +31,12 @@ class HopperDetails(CudaDetails):
 
     def rows(self) -> list[Row]:
         counters = self.counters
-        copied, sectors = counters.bulk_load_bytes, counters.bulk_load_sectors
         # Counters count warps; a product is executed by those of a group.
         products = sum(counters.mma.values()) * LANES // WARP_GROUP
         rows = [
             *(row for row in super().rows() if row[0] != "counted"),
             ("counted", f"{products:,} products of the instruction"),
             ("factors", f"{counters.wgmma_wavefronts:,} wavefronts read by products"),
-            ("bulk copies", f"{copied:,} bytes loaded in {sectors:,} sectors"),
         ]
         if counters.multicast_bytes:
             rows.append(("multicast", f"{counters.multicast_bytes:,} bytes to further blocks"))
@@ -50,6 +48,9 @@ class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKerne
 
     provenance = Provenance.EMULATED
     follows_machine = True
+    # TMA reads rows of pixels that carry from line to line as fast as any, so that padding of an
+    # image's lines to the instruction's rows gains nothing.
+    policy = ChoicePolicy(well_used=1.0)
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -73,11 +74,6 @@ class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKerne
         check(plan, self.gpu.shared_bytes)
         return CudaKernels(plan, cuda_text(plan))
 
-    def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
-        # Two orders of the warps: a result that depends on the order is wrong.
-        outputs = tuple(artifact.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
-        return Execution(outputs, self.provenance)
-
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
@@ -90,6 +86,3 @@ class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKerne
         assert isinstance(plan, HopperPlan)
         scored = self.space(plan.lowered).scored(plan.schedule)
         return HopperDetails(artifact.counters, scored.cost, self.gpu.name)
-
-    def executed_by(self, artifact: CudaKernels) -> str:
-        return "emulated CUDA"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.hopper.reads import mean_bytes
 from cpembed.targets.cuda.hopper.schedule import LAUNCH_REGISTERS, WARP_ROWS, HopperPlan
+from cpembed.targets.cuda.hopper.tiles import wave_reads
 from cpembed.targets.cuda.hopper.traffic import (
-    COUNTER_BYTES,
     HopperTraffic,
-    part_bytes,
+    fragment_wavefronts,
     result_wavefronts,
     traffic,
 )
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
-from cpembed.targets.cuda.model import Gpu, KernelWork, Phase
+from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.traffic import (
     COPY_INSTRUCTIONS,
@@ -20,6 +23,9 @@ from cpembed.targets.cuda.traffic import (
     element_kernel,
     operand_bytes,
 )
+
+STAGE_INSTRUCTIONS = 30
+"""Number of integer instructions of a consumer warp for a stage, beside its loads of fragments."""
 
 
 def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
@@ -50,13 +56,12 @@ def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
     )
 
 
-def _stage_content(plan: HopperPlan) -> int:
-    return sum(image.content_bytes for image in plan.images)
-
-
 def _fetch(plan: HopperPlan, gpu: Gpu) -> Phase:
     """Return the copies of a stage: bytes from L2, which are written to shared memory."""
-    content = _stage_content(plan)
+    content = sum(image.content_bytes for image in plan.images)
+    # Every block receives all of its stage but the zeros, of which L2 reads a share for it.
+    received = [mean_bytes(plan, number) for number in range(2)]
+    read = sum(received[number] / plan.schedule.sharers(number) for number in range(2))
     vectors = 0.0
     for number, (image, load) in enumerate(zip(plan.images, plan.schedule.loads, strict=True)):
         if load == "threads":
@@ -66,19 +71,17 @@ def _fetch(plan: HopperPlan, gpu: Gpu) -> Phase:
     issue = vectors * COPY_INSTRUCTIONS / gpu.unit.schedulers
     # The producers' four warps issue their copies one after the other.
     issue_of_warp = vectors / (WARP_GROUP // LANES) * COPY_INSTRUCTIONS * gpu.unit.integer_cycles
-    cycles = gpu.l2_cycles + content / gpu.l2_bytes_each + issue_of_warp
-    # Every block receives all of its stage, of which L2 reads a share for it.
-    read = sum(
-        image.content_bytes / plan.schedule.sharers(number)
-        for number, image in enumerate(plan.images)
-    )
+    moved = sum(received)
+    cycles = gpu.l2_cycles + moved / gpu.l2_bytes_each + issue_of_warp
     shared = content / WAVEFRONT_BYTES
-    return Phase(cycles, 0.0, shared, issue, bytes=content, multicast=content - read)
+    return Phase(cycles, 0.0, shared, issue, bytes=moved, multicast=moved - read)
 
 
 def _compute(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     """Return the products of a stage, whose factors are read from shared memory."""
     schedule = plan.schedule
+    if schedule.warps is not None:
+        return _compute_of_warps(plan, gpu)
     rows, columns = schedule.block
     tensor = rows * columns * schedule.depth * gpu.product_cycles
     stages = plan.order.tiles * schedule.cluster_blocks * plan.steps
@@ -86,6 +89,20 @@ def _compute(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     issue = rows * schedule.depth * (WARP_GROUP // LANES) / gpu.unit.schedulers
     # Products of neighbouring stages overlap, so no stage waits for its own.
     return Phase(max(tensor, shared), tensor, shared, issue)
+
+
+def _compute_of_warps(plan: HopperPlan, gpu: Gpu) -> Phase:
+    """Return the fragments and products of a stage, of warps of their own."""
+    schedule = plan.schedule
+    (rows, columns), warps = schedule.tile, schedule.consumers // LANES
+    products = product_cycles(gpu, warps, rows * columns, schedule.depth)
+    shared = fragment_wavefronts(plan)
+    loads = warps * schedule.depth * (rows + -(-columns // 2))
+    # Fragments of the next stage are loaded behind the last products but one; a warp waits for its
+    # mbarrier, which is in shared memory, and for no other warp.
+    cycles = max(products.cycles, shared) + gpu.unit.shared_load_cycles
+    issue = products.issue + (loads + warps * STAGE_INSTRUCTIONS) / gpu.unit.schedulers
+    return Phase(cycles, products.tensor, shared, issue)
 
 
 def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
@@ -101,28 +118,28 @@ def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     waits = strips * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
     issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
     cycles = waits + issue_of_warp + shared / warps
-    # Parts are stored, and read again by the block that adds them.
-    moved = counts.stored_bytes + plan.order.streamed_parts * part_bytes(plan)
+    moved = counts.stored_bytes + counts.part_bytes_loaded
     return Phase(cycles, 0.0, shared, issue, bytes=moved / items)
 
 
 def _bytes_from_dram(plan: HopperPlan, gpu: Gpu) -> float:
     """Return the bytes of factors that are read from main memory.
 
-    As for kernels of warps: each factor once if both fit L2, otherwise again in each wave of
-    blocks.
+    Each factor once if both fit L2. Otherwise each turn of the persistent blocks reads its rows and
+    columns; those of the turn before are still in L2 if all of that turn fitted.
     """
-    first, second = (operand_bytes(plan.operand(number)) for number in range(2))
-    if first + second <= gpu.l2_capacity:
-        return first + second
-    rows, columns, _ = plan.blocks
-    blocks = min(plan.work_items, gpu.multiprocessors)
-    group = min(plan.schedule.group, rows)
-    wave_rows = min(rows, group * max(1, blocks // (group * columns)))
-    wave_columns = min(columns, -(-blocks // group))
-    wave = wave_rows * first / rows + wave_columns * second / columns
-    loaded = plan.work_items * plan.order.part_steps * _stage_content(plan)
-    return min(max(first + second, plan.work_items / blocks * wave), loaded)
+    whole = tuple(operand_bytes(plan.operand(number)) for number in range(2))
+    if sum(whole) <= gpu.l2_capacity:
+        return sum(whole)
+    reads = wave_reads(plan.order)
+    # Bytes of all of the depth of a worker's rows, and of its columns.
+    sizes = [size / read.shape[1] for size, read in zip(whole, reads, strict=True)]
+    turns = reads[0].sum(axis=1) * sizes[0] + reads[1].sum(axis=1) * sizes[1]
+    again = sum(
+        (read[1:] & read[:-1]).sum(axis=1) * size for read, size in zip(reads, sizes, strict=True)
+    )
+    total = turns.sum() - np.where(turns[:-1] <= gpu.l2_capacity, again, 0.0).sum()
+    return max(sum(whole), float(total))
 
 
 def _auxiliary(plan: HopperPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
@@ -140,7 +157,4 @@ def _auxiliary(plan: HopperPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
         transferred = elements * plan.schedule.splits * size_bytes(product.sums)
         transferred += elements * size_bytes(product.output_dtype)
         kernels.append(element_kernel("reduction", elements, transferred, gpu))
-    if plan.order.streamed:
-        count = plan.order.streamed
-        kernels.append(element_kernel("clear", count, count * COUNTER_BYTES, gpu))
     return tuple(kernels)

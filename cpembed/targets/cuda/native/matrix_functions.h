@@ -80,6 +80,7 @@ static void gather(typename E::Value (&matrix)[M][N], Warp &w, const void *Reque
 
 template <class C, class A, class B, int K>
 static void multiply(Warp &w, uint32_t) {
+  if (!computes) return;
   typename C::Value a[16][K], b[K][8], c[16][8];
   gather<A, a_position<4 / int(sizeof(typename A::Stored))>>(a, w, &Request::first);
   gather<B, b_position<4 / int(sizeof(typename B::Stored))>>(b, w, &Request::second);

@@ -211,6 +211,8 @@ static void load_operand(const Product &p, int which, int first, int last, uint3
 
 /* The 16 rows of sums of one warp. */
 static void compute(Product &p, int position, uint32_t rank) {
+  p.computed |= 1u << position;
+  if (!computes) return;
   const ProductShape &s = *p.shape;
   float a[16 * 32];
   if (p.from_registers) {
@@ -258,5 +260,4 @@ static void compute(Product &p, int position, uint32_t rank) {
     if (s.d == Element::kF16)
       for (float &sum : sums) sum = F16::load(F16::store(sum));
   }
-  p.computed |= 1u << position;
 }

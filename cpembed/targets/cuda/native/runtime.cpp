@@ -34,9 +34,11 @@ struct ExecutorLaunch {
   uint64_t seed;
   uint32_t grid[3], block[3], cluster[3];
   uint32_t shared_bytes;
+  const uint32_t *clusters;  // Numbers of those that run; null: all of them.
+  uint64_t cluster_count;
+  bool computes;  // Else products leave their sums as they are.
 };
 }
-
 
 static ExecutorLaunch launched;
 static Stacks stacks;
@@ -307,6 +309,7 @@ static void run_cluster(const unsigned *first) {
 extern "C" __attribute__((visibility("default"))) const char *executor_run(
     const ExecutorLaunch *launch) {
   launched = *launch;
+  computes = launched.computes;
   faulted = false;
   backwards = elects_last = launched.order == 1;
   random_state = launched.seed;
@@ -321,8 +324,9 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(
                       launched.buffers[i].argument, launched.buffers[i].initialised);
   unsigned clusters[3];
   for (int d = 0; d < 3; d++) clusters[d] = launched.grid[d] / launched.cluster[d];
-  size_t count = size_t(clusters[0]) * clusters[1] * clusters[2];
+  size_t count = launched.clusters ? launched.cluster_count : size_t(clusters[0]) * clusters[1] * clusters[2];
   for (uint32_t number : in_order(count)) {
+    if (launched.clusters) number = launched.clusters[number];
     unsigned first[3] = {number % clusters[0], number / clusters[0] % clusters[1],
                          number / clusters[0] / clusters[1]};
     for (int d = 0; d < 3; d++) first[d] *= launched.cluster[d];

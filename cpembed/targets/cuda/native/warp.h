@@ -124,6 +124,7 @@ static Lane *lane;
 static int lane_number;
 static bool backwards;      // The order of lanes.
 static void *scheduler;     // Its stack.
+static bool computes;       // Else products are counted, and not computed.
 
 /* What has happened that may let a waiting lane go on. */
 static uint64_t progress;

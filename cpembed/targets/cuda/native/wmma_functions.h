@@ -162,6 +162,7 @@ static void wmma_store(Warp &w, uint32_t) {
 
 template <class C, class AB, int M, int N, int K>
 static void wmma_multiply(Warp &w, uint32_t) {
+  if (!computes) return;
   typename C::Value a[M][K], b[K][N], c[M][N];
   int64_t layouts = w.request(0).number;
   gather_wmma<AB>(a, w, holding<AB>(M, K, Role::kA, layouts & kByColumns),

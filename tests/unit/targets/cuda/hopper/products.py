@@ -25,6 +25,9 @@ from cpembed.targets.cuda.lower import lower
 SHARED_BYTES = 232_448
 """Of a block on sm_90: CUDA C++ Programming Guide, technical specifications."""
 
+SHARED_BYTES_SM_120 = 101_376
+"""Of a block on sm_120: the same."""
+
 CLUSTERS = ((2, 1), (1, 2), (2, 2), (1, 4))
 
 
@@ -47,9 +50,10 @@ def loads(rng: random.Random, product: HopperProduct, block: tuple[int, int], de
 ):  # fmt: skip
     """One of the ways in which each factor reaches shared memory."""
     chosen: list[tuple[Load, int]] = []
+    by_threads = product.tiled.instruction.kind == "wgmma"
     for number, factors in enumerate((product.tiled.first, product.tiled.second)):
         ways: list[tuple[Load, int]] = [("bulk", 0)]
-        ways += [("threads", n) for n in range(len(factors))]
+        ways += [("threads", n) for n in range(len(factors)) if by_threads]
         # Twice, since this is what TMA is for.
         ways += 2 * [("tensor", n) for n in range(len(product.views(number, block[number], depth)))]
         chosen.append(rng.choice(ways))
@@ -59,22 +63,39 @@ def loads(rng: random.Random, product: HopperProduct, block: tuple[int, int], de
 
 def random_plan(rng: random.Random, product: HopperProduct) -> HopperPlan:
     """A plan that fits, with any choice of a schedule."""
-    instruction = product.tiled.instruction
-    columns = [count // instruction.n for count in column_counts(instruction)]
+    of_groups = product.tiled.instruction.kind == "wgmma"
     for _ in range(200):
-        groups, depth = rng.choice((1, 2)), rng.choice((1, 2, 4))
-        tile = rng.choice((1, 1, 2)), rng.choice([n for n in columns if n <= 12] + [16, 32])
-        ways, layouts = loads(rng, product, (groups * tile[0], tile[1]), depth)
-        schedule = HopperSchedule(
-            groups, tile, depth, rng.choice((2, 3, 5)), ways,
-            group=rng.choice((1, 2)), splits=rng.choice((1, 1, 2, 3)),
-            blocks=rng.choice((0, 0, 1, 2, 5)), in_registers=rng.random() < 0.2, layouts=layouts,
-            streamed=rng.random() < 0.3, cluster=rng.choice(((1, 1), (1, 1), *CLUSTERS)),
-        )  # fmt: skip
+        schedule = random_groups(rng, product) if of_groups else random_warps(rng, product)
         plan = HopperPlan(product, schedule)
         try:
-            check(plan, SHARED_BYTES)
+            check(plan, SHARED_BYTES if of_groups else SHARED_BYTES_SM_120)
         except LoweringError:
             continue
         return plan
     raise AssertionError("no schedule fits")
+
+
+def random_groups(rng: random.Random, product: HopperProduct) -> HopperSchedule:
+    instruction = product.tiled.instruction
+    columns = [count // instruction.n for count in column_counts(instruction)]
+    groups, depth = rng.choice((1, 2)), rng.choice((1, 2, 4))
+    tile = rng.choice((1, 1, 2)), rng.choice([n for n in columns if n <= 12] + [16, 32])
+    ways, layouts = loads(rng, product, (groups * tile[0], tile[1]), depth)
+    return HopperSchedule(
+        groups, tile, depth, rng.choice((2, 3, 5)), ways,
+        group=rng.choice((1, 2)), splits=rng.choice((1, 1, 2, 3)),
+        blocks=rng.choice((0, 0, 1, 2, 5)), in_registers=rng.random() < 0.2, layouts=layouts,
+        streamed=rng.random() < 0.3, cluster=rng.choice(((1, 1), (1, 1), *CLUSTERS)),
+    )  # fmt: skip
+
+
+def random_warps(rng: random.Random, product: HopperProduct) -> HopperSchedule:
+    warps = rng.choice(((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4)))
+    tile, depth = (rng.choice((1, 2, 4)), rng.choice((1, 2, 3, 4, 6, 8))), rng.choice((2, 4))
+    ways, layouts = loads(rng, product, (warps[0] * tile[0], warps[1] * tile[1]), depth)
+    return HopperSchedule(
+        1, tile, depth, rng.choice((2, 3, 5)), ways,
+        group=rng.choice((1, 2)), splits=rng.choice((1, 1, 2, 3)),
+        blocks=rng.choice((0, 0, 1, 2, 5)), layouts=layouts, streamed=rng.random() < 0.3,
+        warps=warps,
+    )  # fmt: skip

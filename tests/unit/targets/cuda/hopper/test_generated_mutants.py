@@ -28,7 +28,9 @@ SCHEDULES = {
     "threads": HopperSchedule(2, (1, 8), 2, 3, ("threads", "bulk")),
     "tensor": HopperSchedule(1, (1, 8), 2, 3, ("tensor", "tensor"), blocks=2),
     "registers": HopperSchedule(1, (2, 4), 4, 2, ("bulk", "tensor"), in_registers=True),
+    "warps": HopperSchedule(1, (2, 4), 4, 3, ("tensor", "bulk"), warps=(2, 2), blocks=2),
 }
+"""Of warp groups, and of warps of their own."""
 
 PRODUCT = r"(cpembed_wgmma_mma_\w+\(\(&\(sums_ptr\[\d+\]\)\), .*?)"
 
@@ -80,12 +82,54 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "fragments of the first warp": ("registers", r"\(warp_ptr\[0\] & 3\)", "0"),
     "fragments of another depth": ("registers", r"fragments_ptr\[4\]", "fragments_ptr[0]"),
+    "warps do not wait for a stage": ("warps", r"cpembed_mbarrier_wait\(.*?, ring_ptr\[1\]\);", ""),
+    "warps wait for the other parity": (
+        "warps", r"(cpembed_mbarrier_wait\(.*?), ring_ptr\[1\]\);", r"\1, ring_ptr[1] ^ 1);",
+    ),
+    "the producer does not wait for warps": (
+        "warps", r"cpembed_mbarrier_wait\(.*?\^ 1\)\);", "",
+    ),
+    "warps keep a stage": ("warps", r"cpembed_mbarrier_arrive\(.*?\);\n", "\n"),
+    "warps announce a stage": (
+        "warps", r"(cpembed_mbarrier_arrive\(.*?ring_ptr\[0\] \* 8)", r"\1 - 24",
+    ),
+    "a stage is given back before its last fragments": (
+        "warps",
+        (r"(?s)( +cpembed_ldmatrix_x4\(\(&\(first_ptr\[8\]\)[^;]*first_place_ptr\[0\] \^ 96.*?)"
+         r"( +tvm_builtin_cuda_warp_sync\(\);\s+if \(lane_ptr\[0\] == 0\) \{.*?\n      \})"),
+        r"\2\1",
+    ),
+    "one arrival is enough": ("warps", r", 4\);", ", 1);"),
+    "more arrivals than warps": ("warps", r", 4\);", ", 5);"),
+    "the whole warp issues copies": ("warps", r"if \(producer_ptr\[0\] == 0\)", "if (true)"),
+    "bytes of one image alone": ("warps", r"(cpembed_mbarrier_expect\(.*?), 16384\)", r"\1, 8192)"),
+    "lanes ignore the swizzle": ("warps", r"\^ \(lane_ptr\[0\] & 7\)\)", ")"),
+    "the swizzle of half as long rows": (
+        "warps", r"\^ \(lane_ptr\[0\] & 7\)\)", "^ ((lane_ptr[0] & 7) >> 1))",
+    ),
+    "the depth is added, not permuted": ("warps", r"place_ptr\[0\] \^ (\d+)", r"place_ptr[0] + \1"),
+    "fragments of the same depth": (
+        "warps", r"first_place_ptr\[0\] \^ 64", "first_place_ptr[0] ^ 32",
+    ),
+    "fragments of the first stage": (
+        "warps", r"ring_ptr\[0\] \* 16384\) \+ \(second", "0) + (second",
+    ),
+    "one set of fragments": ("warps", r"first_ptr\[8\]", "first_ptr[0]"),
+    "warps multiply the same rows": ("warps", r"warp_row_ptr\[0\] \* 4096", "0"),
+    "warps store the same columns": ("warps", r"\(warp_column_ptr\[0\] \* 4\)", "0"),
+    "sums of warps go on": ("warps", r"sums_ptr\[(\d+)\] = 0x0p.*?;", ""),
+    "the last stage is left out": ("warps", r"last_ptr\[0\] = 1;", "last_ptr[0] = 0;"),
 }  # fmt: skip
+
+
+def target_of(name: str) -> str:
+    """Specification of a schedule's instruction."""
+    return "wgmma_f16" if SCHEDULES[name].warps is None else "mma_f16"
 
 
 @cache
 def kernels(name: str) -> CudaKernels:
-    _, product = lowered(WORDS, "wgmma_f16", "in_place_padded")
+    _, product = lowered(WORDS, target_of(name), "in_place_padded")
     plan = HopperPlan(product, SCHEDULES[name])
     check(plan, SHARED_BYTES)
     return CudaKernels(plan, cuda_text(plan))
@@ -93,7 +137,7 @@ def kernels(name: str) -> CudaKernels:
 
 def right(mutant: CudaKernels) -> bool:
     """In three orders; a fault is not."""
-    operator, _ = lowered(WORDS, "wgmma_f16", "in_place_padded")
+    operator = mutant.plan.product.program.unfused
     inputs = exact_inputs(operator, 3)
     first, second = (inputs[operand.tensor].astype(np.float64) for operand in operator.inputs)
     for order in (Order.FORWARD, Order.REVERSE, 7):

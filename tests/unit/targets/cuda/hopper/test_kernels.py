@@ -18,6 +18,7 @@ from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.executor import COMPILER, Order
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
+from cpembed.targets.cuda.hopper.reads import loaded_bytes
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
 from cpembed.targets.cuda.hopper.traffic import HopperTraffic, traffic
 from tests.unit.targets.cuda.hopper.products import SHARED_BYTES, lowered, random_plan
@@ -45,7 +46,11 @@ WORKLOADS = {
     "filters per image": "batched_conv2d n=2 c=32 h=6 w=6 k=16 r=3 s=3 pad=1",
 }
 
-TARGETS = ("wgmma_f16", "wgmma_f16_f16", "wgmma_bf16", "wgmma_s8", "wgmma_f8", "wgmma_f8_f16")
+TARGETS = (
+    "wgmma_f16", "wgmma_f16_f16", "wgmma_bf16", "wgmma_s8", "wgmma_f8", "wgmma_f8_f16",
+    "mma_f16", "mma_f16_f16", "mma_bf16", "mma_s8", "mma_f8",
+)  # fmt: skip
+"""Specifications of warp groups, and of warps, which the same producers feed."""
 
 SETS = ("in_place_padded", "fused", "complete")
 
@@ -73,7 +78,15 @@ def check_counts(kernels: CudaKernels) -> None:
         shared_load_wavefronts=counters.shared_load_wavefronts,
         shared_store_wavefronts=counters.shared_store_wavefronts,
         stored_bytes=counters.global_store_bytes,
+        # Where rows of results do not begin with a sector, there are more.
+        stored_sectors=expected.stored_sectors,
+        # Other loads of threads are those of factors.
+        part_bytes_loaded=expected.part_bytes_loaded
+        if plan.by_threads
+        else counters.global_load_bytes,
     )
+    assert loaded_bytes(plan) == counters.bulk_load_bytes
+    assert expected.stored_sectors <= counters.global_store_sectors
     # Swizzles keep the operands of products apart.
     assert counters.wgmma_wavefronts == counters.wgmma_wavefronts_least
 
@@ -149,9 +162,18 @@ def test_nvcc_compiles_kernels_without_a_warning(name: str, target: str, tmp_pat
     _, plan = plan_of(name, target, "fused")
     text = tmp_path / "kernel.cu"
     text.write_text(cuda_text(plan).source)
-    options = ["-cubin", "-arch=sm_90a", "-std=c++17", "-O3", "-Xptxas", "-v"]
+    architectures = ["sm_90a"] if target.startswith("wgmma") else ["sm_90", "sm_120"]
+    if target == "mma_f8":
+        # On sm_90 they are conversions, for which there are not enough registers.
+        architectures.remove("sm_90")
+    for architecture in architectures:
+        _compile(text, architecture, plan)
+
+
+def _compile(text: Path, architecture: str, plan: HopperPlan) -> None:
+    options = ["-cubin", f"-arch={architecture}", "-std=c++17", "-O3", "-Xptxas", "-v"]
     done = subprocess.run(
-        ["nvcc", *options, "-o", str(tmp_path / "kernel.cubin"), str(text)],
+        ["nvcc", *options, "-o", str(text.with_suffix(".cubin")), str(text)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     # TVM defines functions of half that a kernel may not use.

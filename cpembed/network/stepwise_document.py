@@ -1,0 +1,100 @@
+"""Document of a network that ran product by product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Attention, Product
+from cpembed.graph.passes.attention_splitting import attention_products
+from cpembed.network.layout import Layout
+from cpembed.network.stepwise import StepResult, StepwiseRun
+from cpembed.runtime.measurement.environment import provenance
+from cpembed.targets.registry import open_target
+
+
+def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
+    """Return the document of a run; times are in the target's unit."""
+    graph, unit = run.graph, open_target(run.target).unit
+    products = [s for s in run.steps if _products(s.operator)]
+    amounts = [s.amount for s in products if s.amount is not None]
+    # Estimates in cycles are no times, and are only listed per operator.
+    estimates = [s.estimated for s in products if s.estimated is not None and s.unit == "us"]
+    return {
+        "network": graph.name,
+        "target": run.target.name,
+        "units": [run.target.name],
+        "threads": 1,
+        "provenance": run.provenance,
+        "unit": unit,
+        "operators": [_step_document(graph, step) for step in run.steps],
+        # The host stores tensors row-major, and targets pack them for themselves.
+        "tensors": {
+            name: {
+                "shape": list(kind.shape),
+                "dtype": kind.dtype,
+                "layout": str(Layout.plain(kind.shape)),
+                "conversions": [],
+            }
+            for name, kind in graph.types.items()
+            if not graph.is_constant(name)
+        },
+        "totals": {
+            "predicted_us": sum(estimates) if estimates else None,
+            "measured_us": None,
+            "cold_us": None,
+            f"total_{unit}": sum(amounts) if amounts else None,
+            "operators": len(graph.operators),
+            "products": sum(_products(s.operator) for s in products),
+            "embedded": sum(_products(s.operator) for s in products if s.executed_on is not None),
+            "on_target": sum(
+                _products(s.operator) for s in products if s.executed_on == run.target.name
+            ),
+            "macs": sum(_macs(graph, s.operator) for s in products),
+            "host_us": sum(work.us for step in run.steps for work in step.host),
+            "conversions": 0,
+        },
+        "assignment": None,
+        **provenance(),
+    }
+
+
+def _products(operator: Operator) -> int:
+    """Return the number of products of an operator, two of an attention."""
+    return 2 if isinstance(operator.kind, Attention) else int(isinstance(operator.kind, Product))
+
+
+def _macs(graph: Graph, operator: Operator) -> int:
+    if isinstance(operator.kind, Attention):
+        types = [graph.types[name] for name in operator.inputs]
+        return sum(product.macs for product in attention_products(operator.kind, types))
+    return operator.kind.computation.macs if isinstance(operator.kind, Product) else 0
+
+
+def _step_document(graph: Graph, step: StepResult) -> dict[str, Any]:
+    operator, kind = step.operator, step.operator.kind
+    is_product = isinstance(kind, Product)
+    # The host computes the definition itself, which is compared with nothing.
+    is_compared = step.executed_on is not None
+    return {
+        "name": operator.name,
+        "kind": type(kind).__name__.lower(),
+        "label": kind.label,
+        "inputs": [n for n in operator.inputs if not graph.is_constant(n)],
+        "outputs": list(operator.outputs),
+        "workload": str(kind.computation) if is_product else None,
+        "macs": _macs(graph, operator),
+        "embedded_on": step.executed_on,
+        "embedding": step.embedding,
+        "family": step.family,
+        "utilisation": step.utilisation,
+        "reason": step.reason or (None if _products(operator) else "computed by the host"),
+        "predicted_us": None,
+        "measured_us": step.amount if step.unit == "us" else None,
+        f"estimated_{step.unit}": step.estimated,
+        f"{step.unit}": step.amount,
+        "stored": step.stored,
+        "host": [work.to_json() for work in step.host],
+        "verified": step.verdict.verified if is_compared else None,
+        "max_error": step.verdict.max_error if is_compared else None,
+    }
