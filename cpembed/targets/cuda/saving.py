@@ -306,7 +306,9 @@ def _flags(text: CudaText) -> str:
     """Return the options of nvcc that compile a text for the GPU of the machine."""
     architecture = text.architectures[0]
     if architecture[-1].isdigit():
-        return "-arch=native"
+        # Without a GPU nvcc takes its oldest architecture for the native one, which has not the
+        # text's instructions; then the program is to say that there is no device.
+        return f"$(if $(shell nvidia-smi -L 2>/dev/null),-arch=native,-arch={architecture})"
     # `-arch` would compile the text for the architecture without the letter, too.
     return f"-gencode arch={architecture.replace('sm_', 'compute_')},code={architecture}"
 

@@ -211,8 +211,7 @@ def test_the_makefile_builds_a_program_that_needs_a_driver(copy: Path) -> None:
     """The runtime that nvcc links has no driver here, or one without a device."""
     if shutil.which("nvidia-smi") is not None:
         pytest.skip("this machine may have a GPU")
-    command = ["make", "check", "ARCH=-arch=sm_80"]
-    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    done = subprocess.run(["make", "check"], cwd=copy, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "error: cudaGetDeviceCount" in done.stderr
 
