@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,6 +148,37 @@ def test_inputs_that_are_not_those_of_the_manifest_are_noticed(copy: Path, drive
     if not document["images"]:
         pytest.skip("nvcc is not on the path")
     assert_one_error(run_py(copy, driver), "A of integers is not as it was saved")
+
+
+DAMAGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
+    "a seed that is a list": (("cases", 0, "inputs", "A", "seed"), []),
+    "no values": (("cases", 0, "inputs", "A", "values"), []),
+    "a value that is a text": (("cases", 0, "inputs", "A", "values", 0), "x"),
+    "a case that is none": (("cases", 0, "expected", "C"), "x"),
+    "a parameter that is a number": (("kernels", 0, "parameters", 0), 0),
+    "a grid of halves": (("kernels", 0, "grid", 0), 1.5),
+    "more elements than there are": (("buffers", 0, "elements"), 10**30),
+    "fewer than none": (("buffers", 0, "elements"), -1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@needs_nvcc
+def test_a_damaged_manifest_is_one_error(copy: Path, driver: Path, damage: str) -> None:
+    *path, last = DAMAGES[damage][0]
+    document: Any = manifest(copy)
+    entry = document
+    for name in path:
+        entry = entry[name]
+    entry[last] = DAMAGES[damage][1]
+    (copy / "layer.json").write_text(json.dumps(document))
+    assert_one_error(run_py(copy, driver), "")
+
+
+@needs_nvcc
+def test_a_manifest_of_many_brackets_is_one_error(copy: Path, driver: Path) -> None:
+    (copy / "layer.json").write_text("[" * 100_000)
+    assert_one_error(run_py(copy, driver), "layer.json")
 
 
 # ------------------------------------------------------------------------------------- check.cu
