@@ -23,13 +23,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import peer_cutlass
 from benchmarks.gpu.main_loop import Instruction, kernels, kinds, listing, loops, tool
-from benchmarks.gpu.peer_layers import EQUAL, LAYERS, CompiledKernel, Layer, Tile
+from benchmarks.gpu.peer_layers import LAYERS, CompiledKernel, Layer, Tile, equal_tile
 from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
@@ -182,7 +182,9 @@ def _comparable(schedule: Any, tile: Tile) -> bool:
     # Four warps of 64 x 64 results, as all others have.
     square = getattr(schedule, "warps", None) in (None, (2, 2))
     plain = schedule.splits == 1 and not getattr(schedule, "in_registers", False)
-    return square and plain and tile_of(schedule) == tile
+    # A ring of warp groups holds as many stages as there is room for.
+    stages = schedule.stages if hasattr(schedule, "groups") else tile.stages
+    return square and plain and tile_of(schedule) == replace(tile, stages=stages)
 
 
 Row = dict[str, Any]
@@ -281,7 +283,7 @@ def rows(
                 if architecture == "sm_80" and name.endswith("TMA"):
                     continue
                 for kind in ("own", "equal"):
-                    tile = None if kind == "own" else EQUAL[layer.kind, architecture]
+                    tile = None if kind == "own" else equal_tile(layer, architecture)
                     row = {"layer": layer.name, "kind": layer.kind, "architecture": architecture}
                     row |= {"compiler": name, "tile": kind}
                     if [row[name] for name in _KEY] in there:

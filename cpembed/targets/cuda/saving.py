@@ -97,6 +97,8 @@ def save(kernel: SavedKernel, folder: Path) -> None:
     Raises :class:`~cpembed.errors.LoweringError` if nvcc rejects the text.
     """
     make_folder(folder)
+    # What an interrupted call leaves has no manifest, nor an earlier one beside new results.
+    (folder / f"{kernel.name}.json").unlink(missing_ok=True)
     samples = save_samples(kernel.cases, folder)
     architectures = kernel.text.architectures if compiling.compiler() is not None else ()
     text, document = save_kernels(kernel, folder, samples, architectures)

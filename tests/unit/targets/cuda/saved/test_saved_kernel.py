@@ -526,3 +526,21 @@ def test_a_later_device_compiles_the_ptx(folder: Path, driver: Path) -> None:
     assert done.returncode == 0, done
     assert "sm_110" in done.stdout
     assert "layer.compute_80.ptx" in done.stdout
+
+
+def test_an_interrupted_call_leaves_no_manifest(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier one would describe other results than those beside it."""
+    root = tmp_path / "out"
+    shutil.copytree(folder, root / "layer")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
+    monkeypatch.setattr("cpembed.targets.cuda.saving.save_kernels", interrupted)
+    words = ["gemm", "m=24", "n=40", "k=72", "--target", "mma_f16"]
+    options = ["--output", "float16", "--bias", "--name", "layer", "-o", str(root)]
+    assert main(["build", *words, *options]) == 130
+    assert not (root / "layer" / "layer.json").exists()
