@@ -167,9 +167,9 @@ def compile_kernel(
         command += [f"-arch={architecture}", f"-I{cutlass}/include"]
         command += [f"-I{cutlass}/tools/util/include", "-o", str(cubin), str(source)]
         start = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = (done.stdout + done.stderr).splitlines()
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode:
+            lines = (process.stdout + process.stderr).splitlines()
             raise BackendUnavailable(next(line for line in lines if "error" in line))
         seconds.write_text(f"{time.perf_counter() - start:.2f}")
     shared = _SHARED_NAME.search(cubin.read_bytes())

@@ -208,7 +208,8 @@ class Buffer:
     alignment: int
 
     def __post_init__(self) -> None:
-        for number in (self.elements, self.itemsize, self.alignment):
+        sizes: tuple[Any, ...] = (self.elements, self.itemsize, self.alignment)
+        for number in sizes:
             if not isinstance(number, int) or number < 1:
                 raise CudaError(f"the manifest is damaged: {number!r} is no size of {self.name}")
 

@@ -1,4 +1,4 @@
-"""Loops of machine code: those that wait stand at the end of a kernel and branch back into others."""
+"""Loops of machine code, whose waits stand at the end of a kernel and branch back into them."""
 
 from __future__ import annotations
 
