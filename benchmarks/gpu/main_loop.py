@@ -182,9 +182,9 @@ def _dominators(graph: Sequence[Block]) -> dict[int, set[int]]:
             reached = [dominators[b] for b in before.get(number, ()) if b in dominators]
             if not reached:
                 continue
-            ways = reached[0].intersection(*reached[1:]) | {number}
-            if dominators.get(number) != ways:
-                dominators[number], changed = ways, True
+            dominating = reached[0].intersection(*reached[1:]) | {number}
+            if dominators.get(number) != dominating:
+                dominators[number], changed = dominating, True
     return dominators
 
 
