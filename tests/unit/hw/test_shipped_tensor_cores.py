@@ -26,7 +26,7 @@ def test_machines_are_described_once(name: str) -> None:
         assert found.clock_mhz == first[machine].clock_mhz
 
 
-@pytest.mark.parametrize("machine", ("h100", "h200"))
+@pytest.mark.parametrize("machine", ["h100", "h200"])
 @pytest.mark.parametrize("name", WARP_GROUPS)
 def test_machines_of_warp_groups_are_those_of_warps(name: str, machine: str) -> None:
     """All but where sums and factors live, and which unit executes."""
