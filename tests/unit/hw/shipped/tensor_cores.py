@@ -94,7 +94,7 @@ FACTS = {
 
 def _machines(name: str) -> tuple[str, ...]:
     if name in WARP_GROUPS:
-        return ("h100",)
+        return ("h100", "h200")
     return ("rtx_5090",) if "f8" in name else ("a100", "h100", "h200", "rtx_5090")
 
 
