@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_kernel(const __grid
         item_ptr[0] = ((item_ptr[0] * 2) + rank_ptr[0]);
         column_block_ptr[0] = 0;
         for (int step = 0; step < 9; ++step) {
-          cpembed_mbarrier_wait_cluster((&(shared_ptr[((ring_ptr[0] * 8) + 57368)])), (ring_ptr[1] ^ 1));
+          cpembed_mbarrier_wait((&(shared_ptr[((ring_ptr[0] * 8) + 57368)])), (ring_ptr[1] ^ 1));
           deep_step_ptr[0] = step;
           barrier_ptr[0] = ((ring_ptr[0] * 8) + 57344);
           cpembed_mbarrier_expect((&(shared_ptr[barrier_ptr[0]])), 12288);

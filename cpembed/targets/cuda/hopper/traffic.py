@@ -69,7 +69,7 @@ class HopperTraffic:
 
 @dataclass(frozen=True)
 class _Share:
-    """What some workers of a kernel do, counted in blocks."""
+    """Work of some workers of a kernel, counted in blocks."""
 
     stages: int
     results: int
@@ -84,7 +84,7 @@ class _Share:
     """Number of tiles that they are added to."""
 
 
-def _whole(plan: HopperPlan) -> _Share:
+def _kernel_share(plan: HopperPlan) -> _Share:
     order, blocks = plan.order, plan.schedule.cluster_blocks
     parts = order.streamed_parts
     return _Share(
@@ -152,7 +152,7 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
         Workers that are counted, as if no other were there; by default all of them.
     """
     product, schedule = plan.product, plan.schedule
-    share = _whole(plan) if workers is None else _share(plan, workers)
+    share = _kernel_share(plan) if workers is None else _share(plan, workers)
     rows, stages = schedule.block[0], share.stages
     # A copy to several blocks counts once.
     images = [factor_bytes(plan, n) // schedule.sharers(n) for n in range(2)]
