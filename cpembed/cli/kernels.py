@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     defaults={"seed": None},
     texts={"seed": "Seed of the data and of the search.  [default: fresh data]"},
 )
+@options.fuse_option()
 @options.threads_option()
 @options.verbose_option
 @options.json_option
@@ -33,6 +34,7 @@ def run_command(
     *,
     words: tuple[str, ...],
     target: str,
+    fuse: bool | None,
     threads: int | None,
     verbose: bool,
     as_json: bool,
@@ -66,8 +68,10 @@ def run_command(
             machine=values["machine"],
             seed=values["seed"],
             save=values["save"],
+            fuse=fuse,
             as_json=as_json,
         )
+    options.require_no_fusion(fuse)
     options.use_threads(threads)
     from cpembed.driver.gradients import names_gradient
 

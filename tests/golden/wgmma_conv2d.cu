@@ -43,6 +43,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_kernel(const __grid
     cpembed_registers_dec_40();
     producer_ptr[0] = (((int)threadIdx.x) - 256);
     if (producer_ptr[0] == 0) {
+      cpembed_prefetch_map(((unsigned long long)(&(A_map))));
+      cpembed_prefetch_map(((unsigned long long)(&(B_map))));
       for (int turn_of_block = 0; turn_of_block < 4; ++turn_of_block) {
         item_ptr[0] = (turn_of_block + worker_ptr[0]);
         item_ptr[0] = item_ptr[0];

@@ -147,7 +147,7 @@ Viewed = tuple[Parameter, TensorMap]
 def generate(
     kernels: Mapping[str, tuple[Writer, Launch]],
     architecture: str,
-    maps: Mapping[str, Viewed] | None = None,
+    maps: Mapping[str, Mapping[str, Viewed]] | None = None,
 ) -> CudaText:
     """Generate kernels as CUDA C++.
 
@@ -157,8 +157,8 @@ def generate(
         Function and launch of each kernel by name, in the order in which they run.
     architecture : str
         Architecture that TVM generates for, ``sm_80`` for instance.
-    maps : mapping of str to (Parameter, TensorMap), optional
-        Parameters that are tensor maps, by name.
+    maps : mapping of str to mapping, optional
+        Parameters that are tensor maps, by name of the kernel and of the parameter.
 
     Raises
     ------
@@ -183,7 +183,10 @@ def generate(
     return CudaText(
         source,
         tuple(
-            Kernel(launch, _parameters(source, launch.kernel, prim_funcs[name], maps or {}))
+            Kernel(
+                launch,
+                _parameters(source, launch.kernel, prim_funcs[name], (maps or {}).get(name, {})),
+            )
             for name, (_, launch) in kernels.items()
         ),
     )

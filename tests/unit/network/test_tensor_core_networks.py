@@ -125,6 +125,16 @@ def grouped_heads(path: Path, seed: int) -> Path:
     return model.write(path, model.node("Attention", q, k, v, is_causal=1))
 
 
+def masked_heads(path: Path, seed: int) -> Path:
+    """A mask of each head."""
+    model = Model(seed, opset=23)
+    q, k, v = (model.input(n, 2, 4, 32, 16) for n in "qkv")
+    mask = np.random.default_rng(seed).standard_normal((4, 32, 32)).astype(np.float32)
+    mask[mask < -1] = -np.inf
+    added = model.constant(mask)
+    return model.write(path, model.node("Attention", q, k, v, added))
+
+
 def prepared(path: Path, target: str) -> Graph:
     return prepared_and_named(load_model(path), network_units(target))
 
@@ -155,6 +165,9 @@ def on_host(result: StepwiseRun) -> list[str]:
         (perceptron, "mma_bf16", 3, 2),
         (attention, "mma_f16", 5, 6),
         (grouped_heads, "mma_f16", 6, 2),
+        (grouped_heads, "wgmma_f16", 6, 2),
+        (masked_heads, "mma_f16", 7, 2),
+        (masked_heads, "wgmma_f16", 7, 2),
     ],
 )
 def test_networks_agree_with_onnx_runtime(

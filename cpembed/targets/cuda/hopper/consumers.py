@@ -139,7 +139,7 @@ class WarpGroups(Consumers):
         self.writer.call("cpembed_wgmma_wait_0")
         self.ring.release(before)
         if not self.plan.is_whole:
-            write_opaque(self.writer, self.plan, self.sums)
+            write_opaque(self.writer, self.plan.product.sums, self.sums)
 
     def _load_first(self, inner: int) -> None:
         """Write the loads of the first factor's fragments of a product into registers."""

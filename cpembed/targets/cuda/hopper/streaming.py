@@ -105,7 +105,7 @@ def write_part(writer: Writer, plan: HopperPlan, registers: int) -> None:
         script.line('finished[0] = T.cast(finished[0] == parts - 1, "int32")')
 
 
-def write_opaque(writer: Writer, plan: HopperPlan, registers: int) -> None:
+def write_opaque(writer: Writer, dtype: str, registers: int) -> None:
     """Write that the sums behind a loop of any number of steps are other values.
 
     Otherwise ptxas would serialise the products whose accumulators the stores read.
@@ -114,12 +114,12 @@ def write_opaque(writer: Writer, plan: HopperPlan, registers: int) -> None:
     ----------
     writer : Writer
         Text of the kernel.
-    plan : HopperPlan
-        Plan of the kernel.
+    dtype : str
+        Element type of the sums.
     registers : int
         Number of registers of sums of a thread, in ``sums``.
     """
-    opaque = "cpembed_opaque_float" if plan.product.sums == "float32" else "cpembed_opaque"
+    opaque = "cpembed_opaque_float" if dtype == "float32" else "cpembed_opaque"
     with writer.script.nested(f"for i in T.unroll({registers}):"):
         writer.call(opaque, register_pointer("sums", "i"))
 

@@ -14,6 +14,7 @@ from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.database import PlainTrial
 from cpembed.targets.base import Array, ChoicePolicy, Row, Target
 from cpembed.targets.cuda.build import CudaKernels
+from cpembed.targets.cuda.chain_target import ChainTarget
 from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
@@ -46,7 +47,7 @@ class HopperDetails(CudaDetails):
         return rows
 
 
-class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKernels]):
+class HopperTarget(ChainTarget, SavingTarget, Target[HopperProduct, HopperSchedule, CudaKernels]):
     """Emulated warp groups; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED

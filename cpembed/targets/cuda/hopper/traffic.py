@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.fragment_products import MATRIX_BYTES
 from cpembed.targets.cuda.hopper.factors import Numbers, digit_values
 from cpembed.targets.cuda.hopper.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.hopper.loads import factor_bytes
@@ -22,9 +23,6 @@ from cpembed.targets.cuda.hopper.tiles import WorkItem
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.traffic import read_back_wavefronts, staged_wavefronts, wavefronts
-
-MATRIX_BYTES = 32
-"""Number of bytes along the depth of the factors of one instruction."""
 
 WARPS = WARP_GROUP // LANES
 
