@@ -161,11 +161,12 @@ def test_the_committed_results_are_of_all_rows(rows: list[Schedule]) -> None:
     assert {row["layer"]: row["rows"] for row in document["layers"]} == counts
     model = document["measures"]["the model, all numbers of a schedule"]
     assert model["schedules"] >= 0.85
-    assert model["mappings"] >= 0.8
+    assert model["mappings"] >= 0.85
     assert model["mapping_loss"] <= 1.15
-    assert model["measured_loss"] <= 1.05
+    # One row of each layer, which moves by steps; halves are many choices.
+    assert model["measured_loss"] <= 1.1
     halves = document["halves"]["the model"]
-    assert halves["measured_loss"] <= halves["mapping_loss"] <= 1.1
+    assert halves["measured_loss"] <= 1.03 < halves["mapping_loss"] <= 1.1
     # No figure's value carries the result.
     for changed in document["changed"].values():
         assert changed["schedules"] >= 0.88
