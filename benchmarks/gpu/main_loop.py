@@ -45,9 +45,9 @@ _LABEL = re.compile(r"\s*(\.L_\w+):")
 KINDS = {
     "products": r"[HI]MMA\.",
     "fragments": r"LDSM",
-    "copies": r"LDGSTS",
+    "copies": r"LDGSTS|UBLKCP|UTMALDG",
     "memory": r"(LD|ST)[GSL]?(\.|$)|U?LDC|S2U?R",
-    "control": r"(BAR|BRA|DEPBAR|LDGDEPBAR|NOP|BSYNC|BSSY|WARPSYNC|EXIT)(\.|$)",
+    "control": r"(BAR|BRA|DEPBAR|LDGDEPBAR|NOP|BSYNC|BSSY|WARPSYNC|SYNCS|EXIT)(\.|$)",
 }
 """Patterns of the opcodes of each kind; all others are integer instructions."""
 
@@ -124,6 +124,9 @@ def loops(text: str, kernel: str) -> list[list[Instruction]]:
 def kind(instruction: Instruction) -> str:
     """Return the kind of an instruction."""
     opcode = instruction.opcode
+    if opcode == "UIADD3" and not re.search(r"R\d|0x", instruction.operands):
+        # Nothing is added to nothing: sm_120 spends time so.
+        return "control"
     return next((name for name, pattern in KINDS.items() if re.match(pattern, opcode)), "integer")
 
 

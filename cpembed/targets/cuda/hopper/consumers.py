@@ -78,7 +78,9 @@ class WarpGroups(Consumers):
         # Two sums of float16 share a register of 32 bits.
         dtype = "uint32" if self.product.sums == "float16" else self.product.sums
         self.script.line(f'sums = T.alloc_buffer(({self.sums},), "{dtype}", scope="local")')
-        self.script.lines((f"lane = thread % {LANES}", f"consumer = thread // {WARP_GROUP}"))
+        self.script.lines(
+            (f"lane = thread % {LANES}", f"consumer = {quotient('warp', WARP_GROUP // LANES)}")
+        )
         if self.schedule.in_registers:
             rows = self.schedule.tile[0]
             registers = rows * self.schedule.depth * self.instruction.registers[0]
@@ -198,8 +200,8 @@ class Warps(Consumers):
         self.script.lines(
             (
                 f"lane = thread % {LANES}",
-                f"warp_row = {quotient('thread', LANES * across)}",
-                f"warp_column = {quotient('thread', LANES)} % {across}",
+                f"warp_row = {quotient('warp', across)}",
+                f"warp_column = warp % {across}",
             )
         )
         self.products.locate()

@@ -285,6 +285,13 @@ def _groups() -> Iterator[_Definition]:
         "void* registers",
         ['asm volatile("mov.b32 %0, %0;" : "+f"(*static_cast<float*>(registers)));'],
     )
+    # All lanes have the value of the first.
+    yield (
+        "int",
+        "cpembed_of_warp",
+        "int value",
+        ["return __shfl_sync(0xffffffffu, value, 0);"],
+    )
     # Counts a part of a reduction. What the block stored before a barrier before it is seen by the
     # block that counts next, behind a barrier after it.
     yield (
