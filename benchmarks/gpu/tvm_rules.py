@@ -249,7 +249,7 @@ def save(item: PackItem, kernels: RuleKernels, folder: Path, stem: str) -> None:
         inputs=[
             Tensor(i["name"], i["name"], tuple(i["shape"]), i["dtype"]) for i in document["inputs"]
         ],
-        output=Tensor("C", "C", tuple(output["shape"]), output["stored"]),
+        outputs=[Tensor("C", item.workload.output.name, tuple(output["shape"]), output["stored"])],
         prepares=frozenset(),
         cases=cases,
         macs=item.workload.macs,

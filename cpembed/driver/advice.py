@@ -15,7 +15,6 @@ from dataclasses import replace
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import with_commuted_types
 from cpembed.driver.options import DEFAULT_CONSTRAINTS, SolveOptions
-from cpembed.driver.presets import WELL_USED
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraints.base import slides
@@ -26,6 +25,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.ranges import overflowing, value_range
 from cpembed.resources import hardware_spec_files
+from cpembed.targets.base import WELL_USED
 from cpembed.targets.choice import ModelChoice
 
 POOR = 0.5

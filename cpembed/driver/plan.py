@@ -137,6 +137,7 @@ def candidate_searches(request: Request, target: AnyTarget) -> tuple[SolveResult
         options,
         TopCandidates(target.policy.considered, target.policy.shortlist),
         reweigh=reweigh if isinstance(target, Weighing) else None,
+        well_used=target.policy.well_used,
         progress=progress,
     )
 

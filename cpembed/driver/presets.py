@@ -18,12 +18,8 @@ from cpembed.driver.options import DEFAULT_CONSTRAINTS, WIDER, SearchOptions
 from cpembed.driver.result import OtherSet, SolveResult
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.targets.base import WELL_USED
 from cpembed.time_limit import OutOfTime, within
-
-WELL_USED = 0.85
-"""Threshold of the utilisation from which the wider preset is not searched.
-
-14 of 16 rows, all that images of 14, 28 and 56 columns fill, are above it."""
 
 _WORTH_SAYING = 0.02
 """Minimum gain in utilisation for which the wider preset is mentioned."""
@@ -46,7 +42,10 @@ class Search(Protocol):
 
 
 def default_searches(
-    search: Search, options: SearchOptions, reweigh: Reweigh | None = None
+    search: Search,
+    options: SearchOptions,
+    reweigh: Reweigh | None = None,
+    well_used: float = WELL_USED,
 ) -> tuple[SolveResult, ...]:
     """Search the narrow preset and, where that wastes the instruction, the wider one.
 
@@ -58,6 +57,8 @@ def default_searches(
         Options of the command; its time limit holds for both searches together.
     reweigh : callable, optional
         Gives the weights that rank the wider preset's candidates.
+    well_used : float
+        Utilisation from which the wider preset is not searched.
 
     Returns
     -------
@@ -72,7 +73,7 @@ def default_searches(
     late = timeout is not None and left is not None and left < timeout * _SECOND_SEARCH_SHARE
     # Nothing was posted: graphs that differ in labels differ under every set.
     mismatched = first.search.formulation is None
-    if mismatched or late or first.occupancy >= WELL_USED:
+    if mismatched or late or first.occupancy >= well_used:
         return (with_bound(first),)
     # A model of the machine has other reasons to choose than how much of the instruction is used.
     bound = _bound(first) if reweigh is None else None

@@ -33,6 +33,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.polyhedral import require_written
 from cpembed.steps import PhaseProgress as Progress
 from cpembed.steps import silent
+from cpembed.targets.base import WELL_USED
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
 from cpembed.transform.proof import require
 
@@ -121,6 +122,7 @@ def searches(
     returned: TopCandidates,
     *,
     reweigh: Reweigh | None = None,
+    well_used: float = WELL_USED,
     progress: Progress | None = None,
 ) -> tuple[SolveResult, ...]:
     """Search each set that the options ask for, without explaining why nothing fits.
@@ -137,6 +139,8 @@ def searches(
         How many candidates each result has.
     reweigh : callable, optional
         Gives the weights that rank what the wider set finds, from the result of the narrow one.
+    well_used : float
+        Utilisation under the narrow set from which the wider one is not searched.
     progress : callable, optional
         Called at each step with the stage and a count.
     """
@@ -158,7 +162,7 @@ def searches(
     # A target's file may name the only set that describes its hardware, such as strides of DMA.
     constraints = options.constraints or spec.constraints
     if constraints is None:
-        return default_searches(search, options, reweigh)
+        return default_searches(search, options, reweigh, well_used)
     return (with_bound(search(constraints)),)
 
 

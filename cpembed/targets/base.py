@@ -33,6 +33,11 @@ L = TypeVar("L")
 A = TypeVar("A")
 """Type of an artifact: a compiled kernel, a program of instructions."""
 
+WELL_USED = 0.85
+"""Default threshold of the utilisation from which the wider preset is not searched.
+
+14 of 16 rows, all that images of 14, 28 and 56 columns fill, are above it."""
+
 CONSIDERED = 8
 """Default number of embeddings, best by overheads, that a target's estimates are compared for."""
 
@@ -93,12 +98,15 @@ class ChoicePolicy:
         Maximum ratio of two estimates that are considered equal; among equals, overheads decide.
     shortlist : callable, optional
         Selects, from the considered embeddings, those whose estimates are computed; all by default.
+    well_used : float
+        Utilisation under the narrow constraint set from which the wider one is not searched.
     """
 
     considered: int = CONSIDERED
     compares_always: bool = True
     tie_ratio: float = 1.0
     shortlist: Shortlist | None = None
+    well_used: float = WELL_USED
 
 
 class Target(ABC, Generic[L, S, A]):

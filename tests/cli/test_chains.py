@@ -41,7 +41,7 @@ def test_a_chain_is_built_verified_and_saved(cpembed: Caller, tmp_path: Path) ->
     assert {buffer["tensor"] for buffer in document["buffers"]} >= {"Q", "K", "V"}
     assert "kernel_chain" in (folder / "kernel.cu").read_text()
     (case,) = document["cases"]
-    assert case["expected"]["rule"] == "tolerance"
+    assert case["expected"]["C"]["rule"] == "tolerance"
     assert (folder / "check.py").exists()
 
 

@@ -357,6 +357,10 @@ class Expected:
         moved = [np.abs(evaluated(value + sign * allowed) - expected) for sign in (-1, 1)]
         size = sum((np.abs(v) for v in (value, *addends)), np.abs(expected))
         allowed = np.nan_to_num(np.maximum(*moved)) + _EXPRESSION_ROUNDOFF * size
+        dtype = str(output.dtype)
+        if dtype == self.workload.output.dtype and not is_integer(dtype):
+            # Also results of the sums' type are rounded to it, from float32.
+            allowed = allowed + _UNIT_ROUNDOFF[dtype] * (np.abs(expected) + allowed)
         return self._compare(output, expected, allowed, nan_is_zero=True)
 
     def _by_element(

@@ -62,6 +62,8 @@ Array = NDArray[Any]
 #   for the target would affect all kernels of the process: TVM would then form fused multiply-adds
 #   of vectors too.
 PASS_OPTIONS = {"tirx.disable_cse_tir": True}
+CLEARING = "clear_kernel"
+"""Kernel that clears counters, once: each call leaves them cleared."""
 _FUSED_MULTIPLY_ADD = ("T.fma(", 'T.call_pure_extern("float32", "__fmaf_rn", ')
 
 
@@ -427,15 +429,20 @@ class CudaKernels:
         ]
 
     def prepares(self) -> frozenset[str]:
-        """Return the names of the kernels that pack weights, which run before all calls."""
+        """Return the names of the kernels that run before all calls.
+
+        They pack weights, and clear counters, which each call leaves cleared.
+        """
         weights = self.plan.product.program.workload.inputs[1]
-        return frozenset(
+        names = {
             f"pack_{name}_kernel"
             for number, name in enumerate(PARAMETERS)
             if self.plan.packs(number)
             and self.plan.operand(number).layout.name == weights.name
             and not weights.varies
-        )
+        }
+        clears = any(kernel.launch.kernel == CLEARING for kernel in self.text.kernels)
+        return frozenset(names | ({CLEARING} if clears else set[str]()))
 
 
 def _argument(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:

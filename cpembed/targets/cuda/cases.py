@@ -1,8 +1,9 @@
 """Inputs with which saved kernels are checked on a GPU, and what they have to store.
 
 The numbers are few small integers, so that sums of floats are exact in whatever order a kernel adds
-them, and a product that is left out shows. ``remote/check.py`` generates the same inputs from the
-seeds; of the results it knows checksums, and a sample.
+them, and a product that is left out shows. A last case has the smallest numbers of the type, zeros
+of both signs, NaN and infinities. ``remote/check.py`` generates the same inputs from the seeds; of
+the results it knows checksums, and a sample.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from cpembed.codegen.epilogue import (
     BIAS,
     RESIDUAL,
     SCALE,
+    SECOND,
+    Chain,
     Epilogue,
+    SecondResult,
     channel_axes,
     channel_numbers,
 )
@@ -91,59 +95,51 @@ def _bits(numbers: Sequence[float], dtype: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Case:
-    """Inputs by tensor, the result, and the rule by which a GPU's is compared with it.
+class Expected:
+    """A result, and the rule by which a GPU's is compared with it.
 
-    ``absolute`` and ``relative`` are the tolerance of each element; both are 0 if all bits have to
-    be equal, but for the sign of zeros and the bits of a NaN.
+    Attributes
+    ----------
+    array : ndarray
+    absolute, relative : float
+        Tolerance of each element; both are 0 if all bits have to be equal, but for the sign of
+        zeros and the bits of a NaN.
+    spreads : bool
+        True if an input has NaN or infinities. Kernels that multiply zeros with which they pad a
+        sum may make more results NaN than the definition does, but at most half of the numbers.
     """
 
-    name: str
-    drawings: Mapping[str, Drawing]
-    shapes: Mapping[str, tuple[int, ...]]
-    result: Array
+    array: Array
     absolute: float = 0.0
     relative: float = 0.0
+    spreads: bool = False
 
     @property
-    def exact(self) -> bool:
-        return self.absolute == 0 and self.relative == 0
+    def rule(self) -> str:
+        """Rule of the comparison: ``exact`` by checksums, the others on the sample."""
+        if self.spreads:
+            return "special"
+        return "exact" if self.absolute == self.relative == 0 else "tolerance"
 
     @property
     def sample_step(self) -> int:
         """Distance of the elements of the sample in the flat result."""
-        step = -(-self.result.size // SAMPLE)
+        step = -(-self.array.size // SAMPLE)
         # An odd distance reaches all columns of a matrix whose rows are a power of two.
         return step if step == 1 else step | 1
 
     def sample(self) -> bytes:
         """Return the stored elements of the result."""
-        return self.result.reshape(-1)[:: self.sample_step].tobytes()
+        return self.array.reshape(-1)[:: self.sample_step].tobytes()
 
-    def to_json(self, buffers: Mapping[str, str], sample: str) -> dict[str, Any]:
-        """Return the document of a manifest.
-
-        Parameters
-        ----------
-        buffers : mapping of str to str
-            Tensor by the name of its buffer.
-        sample : str
-            Name of the file that holds the sample.
-        """
-        inputs: dict[str, Any] = {}
-        for buffer, tensor in buffers.items():
-            drawing = self.drawings[tensor]
-            data = drawing.array(self.shapes[tensor]).tobytes()
-            inputs[buffer] = drawing.to_json() | {"crc32": zlib.crc32(data)}
-        return {"name": self.name, "inputs": inputs, "expected": self._expected(sample)}
-
-    def _expected(self, sample: str) -> dict[str, Any]:
-        flat = self.result.reshape(-1)
+    def to_json(self, sample: str) -> dict[str, Any]:
+        """Return the document of a manifest; ``sample`` is the file that holds the sample."""
+        flat = self.array.reshape(-1)
         length = -(-flat.size // SLICES)
-        dtype = self.result.dtype.name
+        dtype = self.array.dtype.name
         parts = [flat[first : first + length] for first in range(0, flat.size, length)]
         return {
-            "rule": "exact" if self.exact else "tolerance",
+            "rule": self.rule,
             "absolute": self.absolute,
             "relative": self.relative,
             "slice_elements": length,
@@ -153,20 +149,92 @@ class Case:
         }
 
 
+@dataclass(frozen=True)
+class Case:
+    """Inputs by tensor, and results by tensor."""
+
+    name: str
+    drawings: Mapping[str, Drawing]
+    shapes: Mapping[str, tuple[int, ...]]
+    results: Mapping[str, Expected]
+
+    def to_json(
+        self, inputs: Mapping[str, str], outputs: Mapping[str, str], samples: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Return the document of a manifest.
+
+        Parameters
+        ----------
+        inputs, outputs : mapping of str to str
+            Tensor by the name of its buffer.
+        samples : mapping of str to str
+            Name of the file that holds the sample of each result.
+        """
+        drawn: dict[str, Any] = {}
+        for buffer, tensor in inputs.items():
+            drawing = self.drawings[tensor]
+            data = drawing.array(self.shapes[tensor]).tobytes()
+            drawn[buffer] = drawing.to_json() | {"crc32": zlib.crc32(data)}
+        expected = {
+            buffer: self.results[tensor].to_json(samples[tensor])
+            for buffer, tensor in outputs.items()
+        }
+        return {"name": self.name, "inputs": drawn, "expected": expected}
+
+
 def cases_of(workload: Computation, epilogue: Epilogue | None) -> list[Case]:
-    """Return the cases of a workload: small integers, and these with the largest numbers.
+    """Return the cases of a workload: small integers, these with the largest numbers, special ones.
 
     Integers are of the entire range of their type at once, so they have one case.
     """
-    plain = _case("integers", workload, epilogue, _factors(workload))
+    cases = [_case("integers", workload, epilogue, _factors(workload))]
     floats = any(not is_integer(operand.dtype) for operand in workload.inputs)
     if not floats or workload.macs >= _MOST_PRODUCTS:
-        return [plain]
+        return cases
     large = _factors(workload, large=True)
     # A sum of so many large numbers would not be exact, or overflow in another order.
-    if _largest_sum(workload, large) >= _EXACT[workload.output.dtype]:
-        return [plain]
-    return [plain, _case("large", workload, epilogue, large)]
+    if _largest_sum(workload, large) < _EXACT[workload.output.dtype]:
+        cases.append(_case("large", workload, epilogue, large))
+    special = _special_factors(workload, epilogue)
+    if special is not None:
+        cases.append(_case("special", workload, epilogue, special))
+    return cases
+
+
+_SMALLEST = {
+    "float16": 2.0**-24, "bfloat16": 2.0**-126, "float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16,
+}  # fmt: skip
+"""Smallest subnormal number of a type; of bfloat16 the smallest that is normal, because what is
+below is subnormal in the float32 sums too."""
+
+_WITHOUT_INFINITY = ("float8_e4m3fn",)
+
+
+def _special_factors(workload: Computation, epilogue: Epilogue | None) -> dict[str, Drawing] | None:
+    """Return factors whose sums are multiples of the smallest number, NaN or infinite.
+
+    NaN and infinities are left out where integers are stored, in which they are undefined. None if
+    sums are not exact.
+    """
+    drawings = _factors(workload)
+    first = workload.inputs[0]
+    if first.dtype not in _SMALLEST:
+        return None
+    least = _SMALLEST[first.dtype]
+    if _largest_sum(workload, drawings) >= _EXACT[workload.output.dtype]:
+        return None
+    stored = [] if epilogue is None else [epilogue.dtype]
+    if epilogue is not None and epilogue.second is not None:
+        stored.append(epilogue.second.dtype)
+    rare: tuple[float, ...] = (math.nan, math.inf, -math.inf)
+    if first.dtype in _WITHOUT_INFINITY:
+        rare = rare[:1]
+    rare = () if any(map(is_integer, stored)) else rare
+    # As large as the integers, so that sums of them are exact as well, with zeros of both signs.
+    values = tuple(value * least for value in drawings[first.tensor].values)
+    one_in = max(64, math.prod(first.shape) // RARE) if rare else 1
+    drawing = Drawing(_SPECIAL_SEED, first.dtype, (*values, 0.0, -0.0), rare, one_in)
+    return drawings | {first.tensor: drawing}
 
 
 _MOST_PRODUCTS = 1 << 34
@@ -219,17 +287,20 @@ def _case(
     name: str, workload: Computation, epilogue: Epilogue | None, factors: Mapping[str, Drawing]
 ) -> Case:
     """Return a case with the result of the workload and of its epilogue."""
-    sums = reference(workload, _arrays(workload, factors))
+    with np.errstate(invalid="ignore"):
+        sums = reference(workload, _arrays(workload, factors))
     drawings: dict[str, Drawing] = dict(factors)
     shapes = {operand.tensor: tuple(operand.shape) for operand in workload.inputs}
-    absolute = relative = 0.0
+    spreads = not all(map(math.isfinite, (n for d in factors.values() for n in d.rare)))
+    absolute = 0.0
     if workload.output.dtype == "float16" and _depth(workload) > _EXACT["float16"]:
         largest = _largest_sum(workload, factors)
         if largest > _EXACT["float16"]:
             # One rounding for each addition, of sums as large as they can be.
             absolute = _depth(workload) * largest * 2.0**-11
+    output = workload.output.name
     if epilogue is None:
-        return Case(name, drawings, shapes, sums, absolute, relative)
+        return Case(name, drawings, shapes, {output: Expected(sums, absolute, spreads=spreads)})
     vectors: dict[str, Array] = {}
     channels = tuple(workload.extents[axis] for axis in channel_axes(workload))
     for vector, drawing in _vectors(epilogue, workload, sums).items():
@@ -240,14 +311,25 @@ def _case(
         drawings[RESIDUAL] = Drawing(_RESIDUAL_SEED, epilogue.residual.dtype, (-2, -1, 0, 1, 2))
         shapes[RESIDUAL] = tuple(workload.output.shape)
         residual = drawings[RESIDUAL].array(workload.output.shape)
-    result = epilogue.apply(sums, vectors, channel_numbers(workload), residual)
-    if epilogue.chain is not None:
-        # Functions of floats are not exact on a GPU, nor is their rounding here.
-        absolute, relative = max(absolute, 1e-5), 2.0**-9
-    return Case(name, drawings, shapes, result, absolute, relative)
+    arguments = (sums, vectors, channel_numbers(workload), residual)
+    arrays = {output: epilogue.apply(*arguments)}
+    functions: dict[str, Chain | SecondResult | None] = {output: epilogue.chain}
+    if epilogue.second is not None:
+        arrays[SECOND] = epilogue.apply_second(*arguments)
+        functions[SECOND] = epilogue.second
+    results: dict[str, Expected] = {}
+    for tensor, array in arrays.items():
+        if functions[tensor] is None:
+            results[tensor] = Expected(array, absolute, spreads=spreads)
+            continue
+        # Functions of floats are not exact on a GPU, nor is their rounding here: of integers, one
+        # may become its neighbour.
+        least = 1.0 if is_integer(array.dtype.name) else 1e-5
+        results[tensor] = Expected(array, max(absolute, least), 2.0**-9, spreads)
+    return Case(name, drawings, shapes, results)
 
 
-_VECTOR_SEED, _RESIDUAL_SEED = 101, 201
+_VECTOR_SEED, _RESIDUAL_SEED, _SPECIAL_SEED = 101, 201, 301
 
 
 def _vectors(epilogue: Epilogue, workload: Computation, sums: Array) -> dict[str, Drawing]:
@@ -257,7 +339,9 @@ def _vectors(epilogue: Epilogue, workload: Computation, sums: Array) -> dict[str
         dtype = epilogue.vector_dtype(name, workload.output.dtype)
         values: tuple[float, ...] = (-8.0, -3.0, -1.0, 0.0, 1.0, 2.0, 5.0)
         if name == SCALE:
-            size = max(1.0, float(np.sqrt(np.mean(sums.astype(np.float64) ** 2))))
+            finite = sums.astype(np.float64)
+            finite = finite[np.isfinite(finite)]
+            size = max(1.0, float(np.sqrt(np.mean(finite**2))) if finite.size else 1.0)
             # Most results are within the range of a byte, and some beyond it.
             largest = 2.0 ** math.floor(math.log2(127 / size))
             values = (largest, largest / 2, largest / 4)

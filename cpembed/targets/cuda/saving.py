@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,8 +56,8 @@ class SavedKernel:
         The kernels.
     inputs : sequence of Tensor
         Tensors that they read, in their original layouts.
-    output : Tensor
-        Tensor that they write.
+    outputs : sequence of Tensor
+        Tensors that they write, the result first.
     prepares : frozenset of str
         Names in ``text`` of the kernels that run before all calls.
     cases : sequence of Case
@@ -70,7 +71,7 @@ class SavedKernel:
     name: str
     text: CudaText
     inputs: Sequence[Tensor]
-    output: Tensor
+    outputs: Sequence[Tensor]
     prepares: frozenset[str]
     cases: Sequence[Case]
     macs: int
@@ -108,18 +109,26 @@ def save(kernel: SavedKernel, folder: Path) -> None:
     )
 
 
-def save_samples(cases: Sequence[Case], folder: Path) -> dict[str, str]:
-    """Write the samples of the cases' results, and return their names by case."""
-    names = {case.name: f"expected.{case.name}.bin" for case in cases}
+Samples = Mapping[str, Mapping[str, str]]
+"""Files with the samples of results, by case and tensor."""
+
+
+def save_samples(cases: Sequence[Case], folder: Path) -> Samples:
+    """Write the samples of the cases' results, and return the names of the files."""
+    files: dict[str, dict[str, str]] = {}
     for case in cases:
-        (folder / names[case.name]).write_bytes(case.sample())
-    return names
+        files[case.name] = {}
+        for number, (tensor, expected) in enumerate(case.results.items()):
+            name = f"expected.{case.name}{'.second' * number}.bin"
+            (folder / name).write_bytes(expected.sample())
+            files[case.name][tensor] = name
+    return files
 
 
 def save_kernels(
     kernel: SavedKernel,
     folder: Path,
-    samples: Mapping[str, str],
+    samples: Samples,
     architectures: Sequence[str],
 ) -> tuple[CudaText, dict[str, Any]]:
     """Write the text, its images and the manifest; return the text as written, and the latter.
@@ -130,8 +139,8 @@ def save_kernels(
         The kernels.
     folder : Path
         Folder of the files, which exists.
-    samples : mapping of str to str
-        File of each case's sample, relative to the folder.
+    samples : mapping
+        Files of the cases' samples, relative to the folder.
     architectures : sequence of str
         Architectures that the text is compiled for; none to write the text only.
     """
@@ -162,14 +171,18 @@ def remote_text(module: Path) -> str:
 
 
 def named(text: CudaText, name: str) -> CudaText:
-    """Return a text that one program can hold beside others.
+    """Return a text that one program can hold beside others, in one translation unit too.
 
-    Kernels begin with a name; all other functions, which texts have in common, belong to the file.
+    Kernels begin with a name; all other functions belong to the file, and are defined once where
+    several texts are included.
     """
     names = {k.launch.kernel: _kernel_name(k.launch.kernel, name) for k in text.kernels}
     source = text.source
     for before, after in names.items():
         source = re.sub(rf"\b{before}\b", after, source)
+    # Dynamic shared memory, which is declared with the alignment that a text needs.
+    for shared in set(re.findall(r"extern __shared__ [^;]*?(\w+)\[\];", source)):
+        source = re.sub(rf"\b{shared}\b", f"{name}_shared", source)
     # Functions of the host as well as of the device would be defined twice in one program.
     source = re.sub(
         r"^(?=(?:__(?:device|host|forceinline)__ )+\w[\w ]*[\w*&] \w+\()",
@@ -180,7 +193,35 @@ def named(text: CudaText, name: str) -> CudaText:
     kernels = tuple(
         replace(k, launch=replace(k.launch, kernel=names[k.launch.kernel])) for k in text.kernels
     )
-    return replace(text, source=_QUIET + source, kernels=kernels)
+    return replace(text, source=_QUIET + _defined_once(source), kernels=kernels)
+
+
+def _defined_once(source: str) -> str:
+    """Guard each declaration before the kernels by a macro that its text names.
+
+    Texts have the declarations that their kernels use, so that those of two of them overlap.
+    """
+    declarations, kernel, rest = source.partition('extern "C" __global__')
+    blocks: list[str] = []
+    lines: list[str] = []
+    conditionals, in_body = 0, False
+    for line in [*declarations.split("\n"), ""]:
+        directive = line.lstrip()
+        conditionals += directive.startswith("#if") - directive.startswith("#endif")
+        if not line.startswith(("#", " ")):
+            in_body = line.endswith("{") or (in_body and not line.startswith("}"))
+        if line or conditionals or in_body:
+            lines.append(line)
+        elif lines:
+            blocks.append("\n".join(lines))
+            lines = []
+    guarded = [_guarded(block) for block in blocks]
+    return "\n".join([*guarded, kernel + rest])
+
+
+def _guarded(block: str) -> str:
+    macro = f"CPEMBED_{zlib.crc32(block.encode()):08X}"
+    return f"#ifndef {macro}\n#define {macro}\n{block}\n#endif\n"
 
 
 _QUIET = """\
@@ -195,11 +236,14 @@ def _kernel_name(kernel: str, name: str) -> str:
     return f"{name}_{kernel.removesuffix('_kernel')}"
 
 
-def _document(kernel: SavedKernel, text: CudaText, samples: Mapping[str, str]) -> dict[str, Any]:
+def _document(kernel: SavedKernel, text: CudaText, samples: Samples) -> dict[str, Any]:
     """Return the manifest without images."""
     prepares = {_kernel_name(each, kernel.name) for each in kernel.prepares}
-    reads = {tensor.buffer: tensor.tensor for tensor in kernel.inputs}
-    cases = [case.to_json(reads, samples[case.name]) for case in kernel.cases]
+    reads, writes = (
+        {tensor.buffer: tensor.tensor for tensor in tensors}
+        for tensors in (kernel.inputs, kernel.outputs)
+    )
+    cases = [case.to_json(reads, writes, samples[case.name]) for case in kernel.cases]
     return {
         "format": FORMAT,
         "name": kernel.name,
@@ -207,6 +251,7 @@ def _document(kernel: SavedKernel, text: CudaText, samples: Mapping[str, str]) -
         "macs": kernel.macs,
         "source": f"{kernel.name}.cu",
         "operands": list(dict.fromkeys(tensor.tensor for tensor in kernel.inputs)),
+        "results": [tensor.tensor for tensor in kernel.outputs],
         "architectures": list(text.architectures),
         "buffers": _buffers(kernel, text),
         "kernels": [_kernel_document(each, prepares) for each in text.kernels],
@@ -218,7 +263,7 @@ def _document(kernel: SavedKernel, text: CudaText, samples: Mapping[str, str]) -
 def _buffers(kernel: SavedKernel, text: CudaText) -> list[dict[str, Any]]:
     """Return the buffers of all kernels: tensors of the workload, and memory between kernels."""
     tensors = {tensor.buffer: ("input", tensor) for tensor in kernel.inputs}
-    tensors[kernel.output.buffer] = ("output", kernel.output)
+    tensors |= {tensor.buffer: ("output", tensor) for tensor in kernel.outputs}
     buffers: dict[str, dict[str, Any]] = {}
     for parameter in (p for each in text.kernels for p in each.parameters):
         role, tensor = tensors.get(parameter.name, ("workspace", None))
@@ -317,15 +362,8 @@ def _check_text(document: Mapping[str, Any], text: CudaText) -> str:
 
 def _tables(document: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
     """Return the manifest's buffers and cases as C++."""
-    buffers = [
-        f'    {{"{b["name"]}", {b["role"].upper()}, {b["elements"]}, {b["itemsize"]}, '
-        f"{b['alignment']}}},"
-        for b in document["buffers"]
-    ]
-    (output,) = (b for b in document["buffers"] if b["role"] == "output")
-    exponent, mantissa = check.FLOAT_BITS.get(output["dtype"], (0, 0))
+    buffers = [_buffer_text(buffer) for buffer in document["buffers"]]
     shared = max(kernel["dynamic_shared_bytes"] for kernel in document["kernels"])
-    signed = is_integer(output["dtype"]) and numpy_dtype(output["dtype"]).kind == "i"
     lines = [
         f"enum {{ GUARD_BYTES = {check.GUARD_BYTES}, GUARD = {check.GUARD} }};",
         f"enum {{ UNWRITTEN = {check.UNWRITTEN} }};",
@@ -334,14 +372,21 @@ def _tables(document: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
         "static const std::vector<Buffer> buffers = {",
         *buffers,
         "};",
-        f"static const int output = {numbers[output['name']]};",
-        f"static const int exponent_bits = {exponent}, mantissa_bits = {mantissa};",
-        f"static const bool is_signed = {str(signed).lower()};",
         "static const std::vector<Case> cases = {",
         *(_case_text(case, numbers) for case in document["cases"]),
         "};",
     ]
     return "\n".join(lines)
+
+
+def _buffer_text(buffer: Mapping[str, Any]) -> str:
+    exponent, mantissa = check.FLOAT_BITS.get(buffer["dtype"], (0, 0))
+    signed = is_integer(buffer["dtype"]) and numpy_dtype(buffer["dtype"]).kind == "i"
+    return (
+        f'    {{"{buffer["name"]}", {buffer["role"].upper()}, {buffer["elements"]}, '
+        f"{buffer['itemsize']}, {buffer['alignment']}, {exponent}, {mantissa}, "
+        f"{str(signed).lower()}}},"
+    )
 
 
 def _case_text(case: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
@@ -350,19 +395,14 @@ def _case_text(case: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
         f"{_braces(spec['rare'])}, {spec['rare_one_in']}u, {spec['crc32']}u}},"
         for name, spec in case["inputs"].items()
     ]
-    expected = case["expected"]
-    exact = str(expected["rule"] == "exact").lower()
-    return "\n".join(
-        [
-            f'    {{"{case["name"]}",',
-            "     {",
-            *inputs,
-            "     },",
-            f"     {exact}, {expected['absolute']!r}, {expected['relative']!r},",
-            f"     {expected['slice_elements']}, {_braces(expected['crc32'])},",
-            f'     "{expected["sample"]}", {expected["sample_step"]}}},',
-        ]
-    )
+    outputs = [
+        f"       {{{numbers[name]}, {expected['rule'].upper()}, {expected['absolute']!r}, "
+        f"{expected['relative']!r}, {expected['slice_elements']}, {_braces(expected['crc32'])}, "
+        f'"{expected["sample"]}", {expected["sample_step"]}}},'
+        for name, expected in case["expected"].items()
+    ]
+    name = f'    {{"{case["name"]}",'
+    return "\n".join([name, "     {", *inputs, "     },", "     {", *outputs, "     }},"])
 
 
 def _braces(numbers: Sequence[int]) -> str:

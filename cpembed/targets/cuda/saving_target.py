@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cpembed.errors import LoweringError
 from cpembed.provenance import Provenance
 from cpembed.targets.base import Array, Execution
 from cpembed.targets.cuda import compiling
@@ -66,9 +65,6 @@ class SavingTarget:
         """Return kernels with everything that a folder says of them."""
         target, plan = cast("Target[Any, Any, Any]", self), artifact.plan
         program, epilogue = plan.product.program, plan.product.epilogue
-        output, *further = artifact.results()
-        if further:
-            raise LoweringError("kernels with a second output are not saved yet: leave it out")
         # In the workload's order: the factors of a kernel may be exchanged.
         order = {operand.tensor: n for n, operand in enumerate(program.unfused.inputs)}
         # Bulk copies are there from compute capability 9.0.
@@ -78,7 +74,7 @@ class SavingTarget:
             name=name,
             text=replace(artifact.text, architectures=supported),
             inputs=sorted(artifact.operands(), key=lambda tensor: order.get(tensor.tensor, 9)),
-            output=output,
+            outputs=artifact.results(),
             prepares=artifact.prepares(),
             cases=cases,
             macs=program.unfused.macs,

@@ -9,7 +9,7 @@ import numpy as np
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 from cpembed.targets.cuda.build import Tensor
-from cpembed.targets.cuda.cases import Case, Drawing
+from cpembed.targets.cuda.cases import Case, Drawing, Expected
 from cpembed.targets.cuda.chains.build import ChainKernels
 from cpembed.targets.cuda.chains.emit import parameters_of
 from cpembed.targets.cuda.saving import SavedKernel
@@ -46,7 +46,7 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
         name=name,
         text=replace(kernels.text, architectures=architectures(plan.second.instruction)),
         inputs=inputs,
-        output=Tensor("C", output.name, output.shape, chain.output),
+        outputs=[Tensor("C", output.name, output.shape, chain.output)],
         prepares=frozenset(f"pack_{role}_kernel" for role in packed & weights),
         cases=[chain_case(chain)],
         macs=chain.macs,
@@ -72,7 +72,8 @@ def chain_case(chain: ProductChain) -> Case:
     expected = chain.evaluate(arrays)
     tolerance = TOLERANCES.get(chain.factors, 0.0) * float(np.abs(expected).max())
     result = expected.astype(numpy_dtype(chain.output))
-    return Case("numbers", drawings, shapes, result, absolute=tolerance)
+    results = {chain.second.output.name: Expected(result, absolute=tolerance)}
+    return Case("numbers", drawings, shapes, results)
 
 
 def _drawing(chain: ProductChain, seed: int, name: str, dtype: str) -> Drawing:

@@ -51,6 +51,17 @@ def loop_digits(number: IndexExpr, loops: Sequence[Loop]) -> dict[str, IndexExpr
     return values
 
 
+def digit_values(numbers: Numbers, loops: Sequence[Loop]) -> dict[str, Numbers]:
+    """Return the values of loops at numbers that count their points, as :func:`loop_digits`."""
+    values: dict[str, Numbers] = {}
+    inner = 1
+    for place, loop in reversed(list(enumerate(loops))):
+        digit = numbers // inner
+        values[loop.name] = digit % loop.extent if place else digit
+        inner *= loop.extent
+    return values
+
+
 @dataclass(frozen=True)
 class FactorAccess:
     """A factor with a layout: how the coordinates of its elements follow from rows and depth.
@@ -138,13 +149,11 @@ class FactorAccess:
 
     def _parts(self, loops: Sequence[Loop], axis: str, extent: int, tiles: int) -> Numbers:
         elements = np.arange(tiles * extent, dtype=np.int64)
-        number, inner = elements // extent, 1
-        values: dict[str, int | Numbers] = dict.fromkeys(self.product.program.extents, 0)
-        for place, loop in reversed(list(enumerate(loops))):
-            digit = number // inner
-            values[loop.name] = digit % loop.extent if place else digit
-            inner *= loop.extent
-        values[axis] = elements % extent
+        values: dict[str, int | Numbers] = {
+            **dict.fromkeys(self.product.program.extents, 0),
+            **digit_values(elements // extent, loops),
+            axis: elements % extent,
+        }
         parts = [
             np.broadcast_to(index.evaluate(values) - constant, elements.shape)
             for index, constant in zip(self.operand.layout.access, self.constants, strict=True)

@@ -139,6 +139,10 @@ class HopperProduct:
     _views: dict[tuple[int, int, int], tuple[ImageView, ...]] = field(
         default_factory=dict[tuple[int, int, int], tuple[ImageView, ...]], repr=False
     )
+    mean_reads: dict[tuple[int, ...], float] = field(
+        default_factory=dict[tuple[int, ...], float], repr=False
+    )
+    """Mean number of bytes that copies of an image read, by factor, layout, and tiles."""
 
     def views(self, number: int, tiles: int, depth: int) -> tuple[ImageView, ...]:
         """Return the views of a factor's image of so many instruction tiles, the best one first."""

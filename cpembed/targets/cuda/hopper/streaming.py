@@ -2,7 +2,8 @@
 
 Each block stores the sums of its part in a place of the workspace and counts it. The count tells a
 block whether it is the last one; no block waits for another. The parts are added in the order of
-the reduction, whoever adds them, so results do not depend on the order of blocks.
+the reduction, whoever adds them, so results do not depend on the order of blocks. The last block
+sets the count back to zero, so that counters are cleared once, before all calls.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def clearing_blocks(plan: HopperPlan) -> int:
 
 
 def clearing_kernel(plan: HopperPlan) -> Writer:
-    """Return the function ``main`` that clears the counters before each call."""
+    """Return the function ``main`` that clears the counters before the first call."""
     writer, count = Writer(), plan.order.streamed
     script = writer.script
     script.line(HEADER)
@@ -93,6 +94,10 @@ def write_part(writer: Writer, plan: HopperPlan, registers: int) -> None:
             writer.value("count", "cpembed_count_part", "int32", f"T.address_of({COUNTERS}[tile])")
             script.line("finished[0] = count")
             writer.call("cpembed_shared_store_4", flag, register_pointer("finished", "0"))
+            # Nobody counts the tile again in this call; the next one begins with zero.
+            script.line("finished[0] = 0")
+            pointer, zero = f"T.address_of({COUNTERS}[tile])", register_pointer("finished", "0")
+            writer.call("cpembed_store_4", pointer, zero, 'T.cast(count == parts - 1, "int32")')
         writer.call("cpembed_named_barrier", str(BARRIER), str(consumers))
         writer.call("cpembed_shared_load_4", register_pointer("finished", "0"), flag)
         script.line('finished[0] = T.cast(finished[0] == parts - 1, "int32")')

@@ -10,7 +10,7 @@ from typing import Any
 from cpembed.embedding.embedding import Embedding
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.targets.base import Array, Row, Target
+from cpembed.targets.base import Array, ChoicePolicy, Row, Target
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.hopper.build import cuda_text
@@ -48,6 +48,9 @@ class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKerne
 
     provenance = Provenance.EMULATED
     follows_machine = True
+    # TMA reads rows of pixels that carry from line to line as fast as any, so that padding of an
+    # image's lines to the instruction's rows gains nothing.
+    policy = ChoicePolicy(well_used=1.0)
 
     @cached_property
     def gpu(self) -> Gpu:

@@ -53,6 +53,9 @@ _CORNER_BITS = {3: 16, 4: 8, 5: 5}
 _OFFSET_BITS = {3: 16, 4: 8, 5: 5}
 """Number of bits of an unsigned offset of a filter by the rank of the map."""
 
+SMALL_BYTES = 128 * 1024
+"""Number of bytes below which a map needs a correction after some drivers encoded it."""
+
 _ENCODING = struct.Struct("<Q4Q5I5H5B5B3h3hHHB23x8s")
 ENCODED_BYTES = 128
 _MARK = b"CUTENMAP"
@@ -211,6 +214,13 @@ class TensorMap:
         return []
 
     @property
+    def is_small(self) -> bool:
+        """True if the array ends less than 128 KiB behind its beginning."""
+        steps = (self.element_bytes, *self.global_strides)
+        last = sum((n - 1) * step for n, step in zip(self.global_dims, steps, strict=True))
+        return last + self.element_bytes < SMALL_BYTES
+
+    @property
     def bases(self) -> tuple[int, ...]:
         """Number of bases of a filter along each dimension of an image, width first.
 
@@ -264,6 +274,7 @@ class TensorMap:
             "interleave": "none",
             "swizzle": self.swizzle,
             "out_of_bounds": "zero",
+            "small": self.is_small,
         }
         if isinstance(self.box, TiledBox):
             return document | {"box": list(self.box.extents)}
@@ -329,8 +340,10 @@ class TensorMap:
             f"      dims, strides, {part}, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,",
             f"      CU_TENSOR_MAP_SWIZZLE_{swizzle}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,",
             f'      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE), "{name}");',
-            "}",
         ]
+        if self.is_small:
+            lines.append(f"  cpembed_correct_small(&{name});")
+        lines.append("}")
         return "\n".join(lines)
 
 
@@ -358,6 +371,13 @@ static decltype(&cuTensorMapEncodeTiled) cpembed_encoder_tiled() {
 }
 static decltype(&cuTensorMapEncodeIm2col) cpembed_encoder_im2col() {
   return (decltype(&cuTensorMapEncodeIm2col))cpembed_driver_function("cuTensorMapEncodeIm2col");
+}
+// Drivers up to CUDA 13.1 mark maps of small arrays wrongly, so that copies may fault: the bit that
+// CUTLASS clears (cute/atom/copy_traits_sm90_tma.hpp and copy_traits_sm90_im2col.hpp).
+static void cpembed_correct_small(CUtensorMap* map) {
+  int version = 0;
+  if (cudaDriverGetVersion(&version) == cudaSuccess && version <= 13010)
+    ((cuuint64_t*)map)[1] &= ~(cuuint64_t(1) << 21);
 }
 static void cpembed_encoded(CUresult result, const char* name) {
   if (result != CUDA_SUCCESS) {

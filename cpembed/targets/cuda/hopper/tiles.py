@@ -19,10 +19,13 @@ What the functions here return as numbers, :meth:`TileOrder.script` returns as t
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.errors import LoweringError
 
@@ -147,17 +150,21 @@ class TileOrder:
         )
 
     @cached_property
+    def _divided(self) -> tuple[int, ...]:
+        """Number of the streamed tile of each end of a range that is inside of a tile."""
+        total, workers, steps = self.streamed_steps, self.workers, self.steps
+        ends = (worker * total // workers for worker in range(1, workers))
+        return tuple(end // steps for end in ends if end % steps)
+
+    @property
+    def divided_tiles(self) -> int:
+        """Number of streamed tiles of several ranges."""
+        return len(set(self._divided))
+
+    @property
     def streamed_parts(self) -> int:
         """Number of ranges of streamed tiles that are not whole reductions."""
-        total, workers, steps = self.streamed_steps, self.workers, self.steps
-        bounds = [worker * total // workers for worker in range(workers + 1)] if total else []
-        # Two ranges meet in a tile that a bound divides; one between two bounds has both.
-        divided = sum(bound % steps != 0 for bound in bounds)
-        inside = sum(
-            begin % steps != 0 and end % steps != 0 and begin // steps == end // steps
-            for begin, end in itertools.pairwise(bounds)
-        )
-        return 2 * divided - inside
+        return len(self._divided) + self.divided_tiles
 
     @property
     def turns(self) -> int:
@@ -226,11 +233,19 @@ class TileOrder:
 
     def place(self, tile: int) -> tuple[int, int, int]:
         """Return the first block along rows, columns and batch of a worker's tile."""
+        row, column, batch = self._place(tile, min)
+        return row, column, batch
+
+    def places(self, tiles: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Return the first blocks along rows, columns and batch of workers' tiles."""
+        return self._place(tiles, np.minimum)
+
+    def _place(self, tile: Any, minimum: Callable[[Any, Any], Any]) -> tuple[Any, Any, Any]:
         rows, columns = self.grid_rows, self.grid_columns
-        batch, block = divmod(tile, rows * columns)
+        batch, block = tile // (rows * columns), tile % (rows * columns)
         above = block // (self.group * columns) * self.group
         inside = block % (self.group * columns)
-        height = min(self.group, rows - above)
+        height = minimum(self.group, rows - above)
         row, column = above + inside % height, inside // height
         return row * self.cluster[0], column * self.cluster[1], batch
 
@@ -386,12 +401,25 @@ def sharers(cluster: tuple[int, int], number: int) -> int:
     return cluster[1 - number]
 
 
-def wave_reads(order: TileOrder, turn: int) -> tuple[int, int]:
-    """Return the number of different rows, and of columns, of tiles that a turn reads.
+@lru_cache(maxsize=1024)
+def wave_reads(order: TileOrder) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which rows, and which columns, of workers' tiles each turn reads: turns by places.
 
-    Tiles of different batches are different.
+    Those of different batches are different places. Parts of tiles, and streamed tiles, are read as
+    if they were whole.
     """
-    items = [order.item(worker, turn) for worker in range(order.workers)]
-    rows = {(item.batch, item.row) for item in items if item is not None}
-    columns = {(item.batch, item.column) for item in items if item is not None}
-    return len(rows) * order.cluster[0], len(columns) * order.cluster[1]
+    tiles = np.arange(order.tiles)
+    streamed_turns = -(-order.streamed // order.workers)
+    turns = np.where(
+        tiles < order.streamed,
+        tiles // order.workers,
+        (tiles - order.streamed) // order.workers + streamed_turns,
+    )
+    *places, batch = order.places(tiles)
+    sizes = zip(places, order.cluster, (order.grid_rows, order.grid_columns), strict=True)
+    reads: list[NDArray[np.bool_]] = []
+    for place, step, count in sizes:
+        read = np.zeros((int(turns.max()) + 1, count * order.batch), np.bool_)
+        read[turns, place // step * order.batch + batch] = True
+        reads.append(read)
+    return reads[0], reads[1]

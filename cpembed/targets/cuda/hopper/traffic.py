@@ -5,15 +5,19 @@ Widths and addresses of accesses follow from the same formulas as the generated 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.hopper.factors import Numbers, digit_values
 from cpembed.targets.cuda.hopper.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.hopper.loads import factor_bytes
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from cpembed.targets.cuda.hopper.tiles import WorkItem
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.traffic import read_back_wavefronts, staged_wavefronts, wavefronts
@@ -22,6 +26,9 @@ MATRIX_BYTES = 32
 """Number of bytes along the depth of the factors of one instruction."""
 
 WARPS = WARP_GROUP // LANES
+
+SECTOR_BYTES = 32
+"""Number of bytes of global memory that are read or written together."""
 
 COUNTER_BYTES = 4
 """Number of bytes of the count of a tile's parts."""
@@ -44,7 +51,11 @@ class HopperTraffic:
     shared_load_wavefronts, shared_store_wavefronts : int
         Wavefronts of threads: results, and factors that threads copy or load into registers.
     stored_bytes : int
-        Bytes of results, or of parts of their sums.
+        Bytes of results, or of parts of their sums, and counts of parts.
+    stored_sectors : int
+        Sectors of these, if rows of results begin and end with a sector.
+    part_bytes_loaded : int
+        Bytes of parts that blocks add, and of counts.
     """
 
     products: int
@@ -54,39 +65,125 @@ class HopperTraffic:
     shared_load_wavefronts: int
     shared_store_wavefronts: int
     stored_bytes: int
+    stored_sectors: int
+    part_bytes_loaded: int
 
 
-def traffic(plan: HopperPlan) -> HopperTraffic:
-    """Return the counts of the kernel that computes the product, or the parts of its sums."""
+@dataclass(frozen=True)
+class _Share:
+    """What some workers of a kernel do, counted in blocks."""
+
+    stages: int
+    results: int
+    """Number of times that sums are staged, for results or for parts that a kernel adds."""
+    elements: int
+    """Number of elements that are stored then."""
+    parts: int
+    """Number of parts of streamed tiles."""
+    added: int
+    """Number of parts that are added up."""
+    tiles: int
+    """Number of tiles that they are added to."""
+
+
+def _whole(plan: HopperPlan) -> _Share:
+    order, blocks = plan.order, plan.schedule.cluster_blocks
+    parts = order.streamed_parts
+    return _Share(
+        # The parts of a reduction have all of its stages together.
+        stages=order.tiles * blocks * plan.steps,
+        results=plan.results,
+        elements=plan.product.output.layout.elements * order.splits,
+        parts=parts,
+        added=parts,
+        tiles=order.divided_tiles,
+    )
+
+
+def _share(plan: HopperPlan, workers: Collection[int]) -> _Share:
+    """Return what some workers do; a tile's parts are added if all of them are among theirs."""
+    order, blocks = plan.order, plan.schedule.cluster_blocks
+    items = [item for worker in workers for item in order.items(worker)]
+    parts = [item for item in items if item.parts > 1 and order.splits == 1]
+    counts = Counter(item.tile for item in parts)
+    divided = {item.tile: item for item in parts if counts[item.tile] == item.parts}
+    stored = [item for item in items if item.parts == 1 or order.splits > 1]
+    stored += divided.values()
+    return _Share(
+        stages=sum(item.last - item.first for item in items) * blocks,
+        results=len(stored) * blocks,
+        elements=sum(_stored_elements(plan, item) for item in stored),
+        parts=len(parts),
+        added=sum(item.parts for item in divided.values()),
+        tiles=len(divided),
+    )
+
+
+def _stored_elements(plan: HopperPlan, item: WorkItem) -> int:
+    """Count the elements of the result in the tiles of a work item."""
+    product, (rows, columns) = plan.product, plan.schedule.block
+    instruction, output = product.instruction, product.output.layout
+    across, along = plan.schedule.cluster
+    sizes = across * rows * instruction.m, along * columns * instruction.n
+    row = (item.row * rows * instruction.m + np.arange(sizes[0]))[:, None]
+    column = (item.column * columns * instruction.n + np.arange(sizes[1]))[None]
+    tiles = row // instruction.m, column // instruction.n
+    values: dict[str, int | Numbers] = {
+        **dict.fromkeys(product.program.extents, 0),
+        **digit_values(np.array(item.batch), product.batch),
+        **digit_values(tiles[0], product.rows),
+        **digit_values(tiles[1], product.columns),
+        product.axes[0]: row % instruction.m,
+        product.axes[1]: column % instruction.n,
+    }
+    inside = (tiles[0] < product.tiles[1]) & (tiles[1] < product.tiles[2])
+    for index, size in zip(output.access, output.shape, strict=True):
+        coordinate = index.evaluate(values)
+        inside = inside & (coordinate >= 0) & (coordinate < size)
+    return int(np.count_nonzero(np.broadcast_to(inside, sizes)))
+
+
+def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperTraffic:
+    """Return the counts of the kernel that computes the product, or the parts of its sums.
+
+    Parameters
+    ----------
+    plan : HopperPlan
+        Plan of the kernel.
+    workers : collection of int, optional
+        Workers that are counted, as if no other were there; by default all of them.
+    """
     product, schedule = plan.product, plan.schedule
-    rows = schedule.block[0]
-    # The parts of a reduction have all of its stages together.
-    stages = plan.order.tiles * schedule.cluster_blocks * plan.steps
+    share = _whole(plan) if workers is None else _share(plan, workers)
+    rows, stages = schedule.block[0], share.stages
     # A copy to several blocks counts once.
     images = [factor_bytes(plan, n) // schedule.sharers(n) for n in range(2)]
     instructions = stages * schedule.depth * rows
     warps = schedule.consumers // LANES
-    loads = plan.results * warps * _read_back(plan)
+    loads = share.results * warps * _read_back(plan)
     if schedule.warps is not None:
         loads += stages * fragment_wavefronts(plan)
     if schedule.in_registers:
         # Four matrices of eight rows for each warp and instruction.
         loads += instructions * WARPS * 4
-    size = size_bytes(product.output_dtype)
-    if schedule.splits > 1:
-        size = schedule.splits * size_bytes(product.sums)
-    # Of each part a thread counts, and tells the other warps.
-    parts = plan.order.streamed_parts
+    size = size_bytes(product.sums if schedule.splits > 1 else product.output_dtype)
+    # Of each part a thread counts, and tells the other warps; the last one clears the count.
+    parts, counts = share.parts, (share.parts + share.tiles) * COUNTER_BYTES
+    sums = plan.block_sums * size_bytes(product.sums)
+    results = share.elements * size + parts * sums
     return HopperTraffic(
         products=instructions * (WARPS if schedule.warps is None else schedule.block[1]),
         matrix_wavefronts=instructions * _matrix_wavefronts(plan),
         image_bytes=stages * sum(images),
         phases=2 * stages,
         shared_load_wavefronts=loads + parts * warps,
-        shared_store_wavefronts=plan.results * warps * _staged(plan)
+        shared_store_wavefronts=share.results * warps * _staged(plan)
         + stages * copy_wavefronts(plan)
         + parts,
-        stored_bytes=product.output.layout.elements * size + parts * part_bytes(plan),
+        stored_bytes=results + counts,
+        # The store that clears a count has a sector of its own; atomic operations have none.
+        stored_sectors=-(-results // SECTOR_BYTES) + share.tiles,
+        part_bytes_loaded=share.added * sums + parts * COUNTER_BYTES,
     )
 
 
@@ -105,11 +202,6 @@ def fragment_wavefronts(plan: HopperPlan) -> int:
     rows, columns = plan.schedule.tile
     # Swizzles keep the eight rows of a matrix apart.
     return plan.schedule.consumers // LANES * plan.schedule.depth * (4 * rows + 2 * columns)
-
-
-def part_bytes(plan: HopperPlan) -> int:
-    """Return the bytes that a block stores of a part of a streamed tile, and of its count."""
-    return plan.block_sums * size_bytes(plan.product.sums) + COUNTER_BYTES
 
 
 def result_wavefronts(plan: HopperPlan) -> int:

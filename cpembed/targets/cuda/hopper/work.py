@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.hopper.reads import mean_bytes
 from cpembed.targets.cuda.hopper.schedule import LAUNCH_REGISTERS, WARP_ROWS, HopperPlan
+from cpembed.targets.cuda.hopper.tiles import wave_reads
 from cpembed.targets.cuda.hopper.traffic import (
-    COUNTER_BYTES,
     HopperTraffic,
     fragment_wavefronts,
-    part_bytes,
     result_wavefronts,
     traffic,
 )
@@ -55,13 +57,12 @@ def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
     )
 
 
-def _stage_content(plan: HopperPlan) -> int:
-    return sum(image.content_bytes for image in plan.images)
-
-
 def _fetch(plan: HopperPlan, gpu: Gpu) -> Phase:
     """Return the copies of a stage: bytes from L2, which are written to shared memory."""
-    content = _stage_content(plan)
+    content = sum(image.content_bytes for image in plan.images)
+    # Every block receives all of its stage but the zeros, of which L2 reads a share for it.
+    received = [mean_bytes(plan, number) for number in range(2)]
+    read = sum(received[number] / plan.schedule.sharers(number) for number in range(2))
     vectors = 0.0
     for number, (image, load) in enumerate(zip(plan.images, plan.schedule.loads, strict=True)):
         if load == "threads":
@@ -71,14 +72,10 @@ def _fetch(plan: HopperPlan, gpu: Gpu) -> Phase:
     issue = vectors * COPY_INSTRUCTIONS / gpu.unit.schedulers
     # The producers' four warps issue their copies one after the other.
     issue_of_warp = vectors / (WARP_GROUP // LANES) * COPY_INSTRUCTIONS * gpu.unit.integer_cycles
-    cycles = gpu.l2_cycles + content / gpu.l2_bytes_each + issue_of_warp
-    # Every block receives all of its stage, of which L2 reads a share for it.
-    read = sum(
-        image.content_bytes / plan.schedule.sharers(number)
-        for number, image in enumerate(plan.images)
-    )
+    moved = sum(received)
+    cycles = gpu.l2_cycles + moved / gpu.l2_bytes_each + issue_of_warp
     shared = content / WAVEFRONT_BYTES
-    return Phase(cycles, 0.0, shared, issue, bytes=content, multicast=content - read)
+    return Phase(cycles, 0.0, shared, issue, bytes=moved, multicast=moved - read)
 
 
 def _compute(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
@@ -122,28 +119,28 @@ def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     waits = strips * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
     issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
     cycles = waits + issue_of_warp + shared / warps
-    # Parts are stored, and read again by the block that adds them.
-    moved = counts.stored_bytes + plan.order.streamed_parts * part_bytes(plan)
+    moved = counts.stored_bytes + counts.part_bytes_loaded
     return Phase(cycles, 0.0, shared, issue, bytes=moved / items)
 
 
 def _bytes_from_dram(plan: HopperPlan, gpu: Gpu) -> float:
     """Return the bytes of factors that are read from main memory.
 
-    As for kernels of warps: each factor once if both fit L2, otherwise again in each wave of
-    blocks.
+    Each factor once if both fit L2. Otherwise each turn of the persistent blocks reads its rows and
+    columns; those of the turn before are still in L2 if all of that turn fitted.
     """
-    first, second = (operand_bytes(plan.operand(number)) for number in range(2))
-    if first + second <= gpu.l2_capacity:
-        return first + second
-    rows, columns, _ = plan.blocks
-    blocks = min(plan.work_items, gpu.multiprocessors)
-    group = min(plan.schedule.group, rows)
-    wave_rows = min(rows, group * max(1, blocks // (group * columns)))
-    wave_columns = min(columns, -(-blocks // group))
-    wave = wave_rows * first / rows + wave_columns * second / columns
-    loaded = plan.work_items * plan.order.part_steps * _stage_content(plan)
-    return min(max(first + second, plan.work_items / blocks * wave), loaded)
+    whole = tuple(operand_bytes(plan.operand(number)) for number in range(2))
+    if sum(whole) <= gpu.l2_capacity:
+        return sum(whole)
+    reads = wave_reads(plan.order)
+    # Bytes of all of the depth of a worker's rows, and of its columns.
+    sizes = [size / read.shape[1] for size, read in zip(whole, reads, strict=True)]
+    turns = reads[0].sum(axis=1) * sizes[0] + reads[1].sum(axis=1) * sizes[1]
+    again = sum(
+        (read[1:] & read[:-1]).sum(axis=1) * size for read, size in zip(reads, sizes, strict=True)
+    )
+    total = turns.sum() - np.where(turns[:-1] <= gpu.l2_capacity, again, 0.0).sum()
+    return max(sum(whole), float(total))
 
 
 def _auxiliary(plan: HopperPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
@@ -161,7 +158,4 @@ def _auxiliary(plan: HopperPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
         transferred = elements * plan.schedule.splits * size_bytes(product.sums)
         transferred += elements * size_bytes(product.output_dtype)
         kernels.append(element_kernel("reduction", elements, transferred, gpu))
-    if plan.order.streamed:
-        count = plan.order.streamed
-        kernels.append(element_kernel("clear", count, count * COUNTER_BYTES, gpu))
     return tuple(kernels)

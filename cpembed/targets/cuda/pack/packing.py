@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from cpembed.targets.cuda.pack.selection import Selected, select
 from cpembed.targets.cuda.saving import (
     BASELINES,
     REMOTE,
+    Samples,
     SavedKernel,
     remote_text,
     save_kernels,
@@ -52,18 +54,23 @@ def pack_programs(root: Path) -> None:
         folder = root / "ceilings" / target
         if not (folder / "ceiling.json").is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            save_kernels(_ceiling(target), folder, {}, ARCHITECTURES)
+            kernel = _ceiling(target)
+            save_kernels(kernel, folder, {}, _packed_architectures(kernel.text))
 
 
 def _ceiling(target: str) -> SavedKernel:
     """Return a kernel that does nothing but multiply; a launch decides how many blocks it has."""
-    out = Parameter("out", ceiling_text.THREADS, "int32")
-    launch = Launch("ceiling_kernel", (1, 1, 1), (ceiling_text.THREADS, 1, 1))
+    threads = ceiling_text.threads(target)
+    out = Parameter("out", threads, "int32")
+    launch = Launch("ceiling_kernel", (1, 1, 1), (threads, 1, 1))
+    text = CudaText(ceiling_text.ceiling_text(target), (Kernel(launch, (out,)),))
+    if ceiling_text.instruction(target).kind == "wgmma":
+        text = replace(text, architectures=("sm_90a",))
     return SavedKernel(
         name="ceiling",
-        text=CudaText(ceiling_text.ceiling_text(target), (Kernel(launch, (out,)),)),
+        text=text,
         inputs=(),
-        output=Tensor("out", "out", (ceiling_text.THREADS,), "int32"),
+        outputs=[Tensor("out", "out", (threads,), "int32")],
         prepares=frozenset(),
         cases=(),
         macs=ceiling_text.macs_per_block(target),
@@ -168,7 +175,7 @@ def _converts_only(epilogue: Epilogue | None) -> bool:
     return not is_integer(epilogue.dtype) and epilogue == Epilogue(epilogue.dtype)
 
 
-def save_variant(saved: SavedKernel, folder: Path, samples: Mapping[str, str]) -> None:
+def save_variant(saved: SavedKernel, folder: Path, samples: Samples) -> None:
     """Write a kernel of a layer, whose samples are in the folder above.
 
     Parameters
@@ -177,15 +184,20 @@ def save_variant(saved: SavedKernel, folder: Path, samples: Mapping[str, str]) -
         The kernel.
     folder : Path
         Its folder.
-    samples : mapping of str to str
-        Files of the layer's samples by case.
+    samples : mapping
+        Files of the layer's samples.
     """
     folder.mkdir()
-    above = {case: f"../{file}" for case, file in samples.items()}
-    architectures = saved.text.architectures
-    if architectures == compiling.ARCHITECTURES:
-        architectures = ARCHITECTURES
-    save_kernels(saved, folder, above, architectures)
+    above = {
+        case: {tensor: f"../{file}" for tensor, file in files.items()}
+        for case, files in samples.items()
+    }
+    save_kernels(saved, folder, above, _packed_architectures(saved.text))
+
+
+def _packed_architectures(text: CudaText) -> Sequence[str]:
+    """Return those of :data:`ARCHITECTURES`, unless the text is for some architectures only."""
+    return ARCHITECTURES if text.architectures == compiling.ARCHITECTURES else text.architectures
 
 
 def bytes_moved(workload: Computation, stored: str) -> int:

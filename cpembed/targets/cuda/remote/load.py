@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-FORMAT = 2
+FORMAT = 3
 
 # Numbers of cuda.h.
 _MAX_DYNAMIC_SHARED = 8
@@ -384,11 +384,17 @@ class Kernels:
             Operands by the names of the workload, on the device; bias and scale are ``@bias`` and
             ``@scale``.
         out : Any, optional
-            Tensor of the result; by default a new one of torch.
+            Tensor of the result, or a sequence of those of all results; by default new ones of
+            torch.
         prepared : bool
             True to use the weights that the last call packed.
         stream : int, optional
             Handle of the stream; by default torch's current one, or the default stream.
+
+        Returns
+        -------
+        Any
+            The result; of kernels with several results a tuple.
         """
         self.device.make_current()
         addresses = dict(self._scratch())
@@ -398,16 +404,24 @@ class Kernels:
                     raise CudaError(f"operand {buffer['tensor']} is missing")
                 tensor = operands[buffer["tensor"]]
                 addresses[buffer["name"]] = self._address(tensor, buffer)
-        unknown = set(operands) - {b["tensor"] for b in self.manifest["buffers"]}
+        unknown = set(operands) - set(self.manifest["operands"])
         if unknown:
             raise CudaError(f"there is no operand {', '.join(sorted(unknown))}")
-        (result,) = (b for b in self.manifest["buffers"] if b["role"] == "output")
-        out = self._empty(result) if out is None else out
-        addresses[result["name"]] = self._address(out, result)
+        results = [b for b in self.manifest["buffers"] if b["role"] == "output"]
+        results.sort(key=lambda buffer: self.manifest["results"].index(buffer["tensor"]))
+        tensors: Sequence[Any] = [out]
+        if out is None:
+            tensors = [self._empty(result) for result in results]
+        elif isinstance(out, list | tuple):
+            tensors = cast("Sequence[Any]", out)
+        if len(tensors) != len(results):
+            raise CudaError(f"there are {len(results)} results, and memory of {len(tensors)}")
+        for tensor, result in zip(tensors, results, strict=True):
+            addresses[result["name"]] = self._address(tensor, result)
         if stream is None:
-            stream = _torch_stream(out)
+            stream = _torch_stream(tensors[0])
         self.launch(addresses, self.computes if prepared else None, stream)
-        return out
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
     def _scratch(self) -> Mapping[str, int]:
         """Return the addresses of memory that kernels pass to each other, allocated once."""
@@ -578,7 +592,12 @@ def tensor_map(driver: Driver, document: Mapping[str, Any], address: int) -> Any
     if box is None:
         extents = array(u32, document["box"])
         driver.call("cuTensorMapEncodeTiled", *begin, *dims, extents, *end)
-        return encoded
-    corners = array(i32, box["lower"]), array(i32, box["upper"]), box["channels"], box["pixels"]
-    driver.call("cuTensorMapEncodeIm2col", *begin, *dims, *corners, *end)
+    else:
+        corners = array(i32, box["lower"]), array(i32, box["upper"])
+        numbers = box["channels"], box["pixels"]
+        driver.call("cuTensorMapEncodeIm2col", *begin, *dims, *corners, *numbers, *end)
+    # Drivers up to CUDA 13.1 mark maps of small arrays wrongly, so that copies may fault: the bit
+    # that CUTLASS clears (cute/atom/copy_traits_sm90_tma.hpp).
+    if document["small"] and driver.number("cuDriverGetVersion") <= 13010:
+        encoded[1] &= ~(1 << 21)
     return encoded

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cpembed.codegen.epilogue import Chain, Epilogue
 from cpembed.driver.named import workload
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
+from cpembed.ir.scalars import Apply, Input, Number
 from cpembed.runtime.measurement.verification import (
     LARGEST_EXACT_FLOAT16,
     Expected,
@@ -77,3 +79,18 @@ def test_random_data_alone_would_hide_a_lost_product() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_sums_have_no_such_data(dtype: str) -> None:
     assert exact_data(product(64, dtype), 0) is None
+
+
+def test_chains_of_exact_sums_may_be_rounded_to_the_type_of_the_sums() -> None:
+    layer = product(16)
+    data = exact_data(layer, 0)
+    assert data is not None
+    expected = Expected(layer, data)
+    epilogue = Epilogue("float16", chain=Chain(Apply("mul", (Input(0), Number(0.3)))))
+    exact = expected.result.astype(np.float64) * np.float32(0.3)
+    stored = exact.astype(np.float16)
+    assert (stored.astype(np.float64) != exact).any()
+    assert expected.judge_stored(stored, epilogue, {}).verified
+    # Two neighbours away is no rounding.
+    wrong = np.nextafter(np.nextafter(stored, np.float16(np.inf)), np.float16(np.inf))
+    assert not expected.judge_stored(wrong, epilogue, {}).verified

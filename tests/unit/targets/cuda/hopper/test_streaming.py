@@ -5,14 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cpembed.errors import ExecutionFault
 from cpembed.ir.reference import random_inputs
-from cpembed.targets.cuda.build import CudaKernels
-from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.build import CudaKernels, flat_bits
+from cpembed.targets.cuda.executor import (
+    COMPILER,
+    DeviceArray,
+    MapArgument,
+    Order,
+    compile_text,
+)
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
@@ -55,6 +62,32 @@ def test_results_are_the_same_bits_in_any_order_of_blocks() -> None:
     found = results(kernels())
     assert all(np.array_equal(found[0], result) for result in found)
     np.testing.assert_allclose(found[0], expected(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_counters_are_cleared_once_for_all_calls(order: Order | int) -> None:
+    tested = kernels()
+    assert "clear_kernel" in tested.prepares()
+    program = compile_text(tested.text.source)
+    operator, _ = lowered(WORDS, "wgmma_f16", "fused")
+    inputs = random_inputs(operator, 3)
+    memory: dict[str, Any] = {
+        operand.buffer: flat_bits(inputs[operand.tensor]) for operand in tested.operands()
+    }
+    *before, product = tested.text.kernels
+    for kernel in (*before, product, product, product):
+        for parameter in kernel.parameters:
+            new = DeviceArray.unwritten(parameter.elements, parameter.dtype)
+            if parameter.name not in memory or parameter.name == "C":
+                memory[parameter.name] = new
+        arguments = [
+            memory[p.name] if p.tensor_map is None else MapArgument(p.tensor_map, memory[p.name])
+            for p in kernel.parameters
+        ]
+        program.run(kernel.launch, arguments, order=order)
+    assert not memory["Counters"].require_written("Counters").any()
+    result = memory["C"].require_written("C").view(np.float32).reshape(120, 40)
+    np.testing.assert_allclose(result, expected(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ctypes
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,10 +178,11 @@ static void print(const char* name, const cuuint32_t* values, int count) {
   for (int n = 0; n < count; n++) printf(" %u", values[n]);
   printf("\n");
 }
-static CUresult tiled(CUtensorMap*, CUtensorMapDataType type, cuuint32_t rank, void* address,
+static CUresult tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
     const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
     const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
     CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+  memset(map, 255, sizeof(CUtensorMap));
   printf("tiled %d %u %d %d %d %d\n", type, rank, address == (void*)4096, interleave,
       swizzle, fill);
   print("dims", dims, rank);
@@ -203,6 +205,10 @@ extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void
   *function = strcmp(symbol, "cuTensorMapEncodeTiled") ? (void*)im2col : (void*)tiled;
   return cudaSuccess;
 }
+extern "C" cudaError_t cudaDriverGetVersion(int* version) {
+  *version = atoi(getenv("DRIVER_VERSION"));
+  return cudaSuccess;
+}
 """
 
 
@@ -223,18 +229,49 @@ def cuda_headers() -> Path:
     pytest.skip("cuda.h is not there: pip install nvidia-cuda-nvcc nvidia-cuda-runtime")
 
 
-def test_the_text_calls_the_driver_with_the_fields_of_the_map(tmp_path: Path) -> None:
+def encoder(folder: Path, statements: Sequence[str]) -> Path:
+    """A program of the statements, on a driver that prints its arguments."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not there")
-    source = tmp_path / "encode.cpp"
-    texts = (TILED.c_text("A_map", "(char*)4096"), IM2COL.c_text("B_map", "nullptr"))
-    source.write_text(STUB + ENCODERS_TEXT + "int main() {\n" + "\n".join(texts) + "\n}\n")
-    program = tmp_path / "encode"
-    subprocess.run(
-        [compiler, "-std=c++17", f"-I{cuda_headers()}", "-o", str(program), str(source)], check=True
+    source, program = folder / "encode.cpp", folder / "encode"
+    source.write_text(STUB + ENCODERS_TEXT + "int main() {\n" + "\n".join(statements) + "\n}\n")
+    options = ["-std=c++17", f"-I{cuda_headers()}", "-o", str(program)]
+    subprocess.run([compiler, *options, str(source)], check=True)
+    return program
+
+
+@pytest.mark.parametrize("rows, version", [(500, 13010), (500, 13020), (512, 13010)])
+def test_maps_of_small_arrays_are_corrected_as_cutlass_does(
+    rows: int, version: int, tmp_path: Path
+) -> None:
+    """Below 131,072 bytes, of drivers up to CUDA 13.1, bit 21 of the second word is cleared.
+
+    CUTLASS 4.8, cute/atom/copy_traits_sm90_tma.hpp, make_tma_copy_desc.
+    """
+    tensor_map = TensorMap(
+        dtype="float16",
+        global_dims=(128, rows),
+        global_strides=(256,),
+        element_strides=(1, 1),
+        box=TiledBox((64, 64)),
+        swizzle=128,
     )
-    run = subprocess.run([program], capture_output=True, text=True, check=False)
+    printed = 'printf("%llx\\n", ((unsigned long long*)&map)[1]);'
+    program = encoder(tmp_path, [tensor_map.c_text("map", "(char*)4096"), printed])
+    environment = {"DRIVER_VERSION": str(version)}
+    run = subprocess.run([program], capture_output=True, text=True, check=True, env=environment)
+    small = rows * 256 < 131072
+    assert tensor_map.to_json()["small"] is small
+    cleared = small and version <= 13010
+    assert run.stdout.splitlines()[-1] == ("ffffffffffdfffff" if cleared else "f" * 16)
+
+
+def test_the_text_calls_the_driver_with_the_fields_of_the_map(tmp_path: Path) -> None:
+    texts = (TILED.c_text("A_map", "(char*)4096"), IM2COL.c_text("B_map", "nullptr"))
+    program = encoder(tmp_path, texts)
+    environment = {"DRIVER_VERSION": "13000"}
+    run = subprocess.run([program], capture_output=True, text=True, check=False, env=environment)
     assert run.stdout.splitlines() == [
         "tiled 6 3 1 0 3 0",
         "dims 192 100 7",

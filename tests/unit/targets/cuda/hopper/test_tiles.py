@@ -179,9 +179,27 @@ def test_blocks_of_a_cluster_that_share_an_image() -> None:
 
 def test_a_group_of_rows_reads_fewer_columns_together() -> None:
     order = TileOrder(rows=64, columns=32, steps=4, workers=128)
-    assert wave_reads(order, 0) == (4, 32)
-    assert wave_reads(replace(order, group=8), 0) == (8, 16)
-    assert wave_reads(replace(order, group=8, cluster=(2, 1), workers=64), 0) == (16, 8)
+    assert counts(order)[0] == (4, 32)
+    assert counts(replace(order, group=8))[0] == (8, 16)
+    assert counts(replace(order, group=8, cluster=(2, 1), workers=64))[0] == (8, 8)
+
+
+def test_turns_read_the_rows_and_columns_of_their_tiles() -> None:
+    for order in ORDERS:
+        if order.streamed or order.splits > 1:
+            continue
+        rows, columns = wave_reads(order)
+        assert len(rows) == len(columns) == order.turns
+        for turn in range(order.turns):
+            items = [order.item(worker, turn) for worker in range(order.workers)]
+            places = [(item.row, item.column, item.batch) for item in items if item is not None]
+            assert rows[turn].sum() == len({(row, batch) for row, _, batch in places})
+            assert columns[turn].sum() == len({(column, batch) for _, column, batch in places})
+
+
+def counts(order: TileOrder) -> list[tuple[int, int]]:
+    rows, columns = (read.sum(axis=1).tolist() for read in wave_reads(order))
+    return list(zip(rows, columns, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.gpu.suites import layers
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
@@ -255,6 +256,38 @@ def test_operands_are_loaded_from_where_they_are() -> None:
     assert (filters.is_im2col, filters.major, len(filters.copies)) == (False, "k", 1)
     for view in (matrix, columns, activations, filters):
         assert not view.operand.needs_packing
+
+
+def suite_convolutions() -> list[str]:
+    """Convolutions of the suites that the GPU's benchmarks pack, channels last."""
+    items = layers(("amos12", "unit16", "deepbench"))
+    return list(dict.fromkeys(item.words for item in items))
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("words", suite_convolutions())
+def test_images_of_the_suites_are_loaded_from_where_they_are(words: str) -> None:
+    """Those that CUTLASS loads in im2col mode: channels are a multiple of 16 bytes.
+
+    sm90_implicit_gemm_gmma_ss_warpspecialized.hpp, can_implement: alignment of 128 bits. Among the
+    embeddings that use the instruction best is one whose image TMA loads, by pixels or by boxes.
+    """
+    spec = hardware_spec("wgmma_f16")
+    computation = workload(words, target=spec)
+    embeddings = solve(computation, spec, constraints="fused", top=8).embeddings
+    used = [embedding.overheads.utilisation for embedding in embeddings]
+    in_place: list[bool] = []
+    for embedding, share in zip(embeddings, used, strict=True):
+        product = lower(embedding.candidate.program, spec)
+        image = computation.inputs[0].name
+        number = 0 if product.first[0].layout.name == image else 1
+        tiles, depth = (2 if number == 0 else 16), min(4, product.tiles[3])
+        reason = refusal(product, number, tiles, depth)
+        in_place.append(reason == "" and share == max(used))
+        if computation.extents["c"] * 2 % 16:
+            # Neighbours are fewer bytes apart than strides of tensor maps.
+            assert reason != ""
+    assert any(in_place) == (computation.extents["c"] * 2 % 16 == 0)
 
 
 def test_strides_and_dilation_are_those_of_the_map() -> None:

@@ -68,6 +68,7 @@ static int execute(const std::string& name, const std::string& path, const unsig
     launch.cluster[axis] = cluster[axis];
   }
   launch.shared_bytes = shared;
+  launch.computes = true;
   auto run = (const char* (*)(const ExecutorLaunch*))dlsym(library, "executor_run");
   if (!launch.invoke || !run) return 500;
   if (const char* fault = run(&launch)) {

@@ -1,0 +1,170 @@
+"""Bytes of global memory that asynchronous copies of a kernel read: images without their zeros.
+
+A copy of TMA reads no byte that is outside of the array, so an image of padding and of rows beyond
+the result takes fewer bytes of L2 than it has in shared memory. Bytes are counted copy by copy from
+the coordinates that the kernel computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from cpembed.targets.cuda.hopper.factors import Numbers, digit_values
+from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from cpembed.targets.cuda.hopper.tensor_maps import Im2colBox, TensorMap
+from cpembed.targets.cuda.hopper.tiles import WorkItem
+from cpembed.targets.cuda.hopper.views import ImageView
+from cpembed.targets.cuda.lower import TiledProduct
+
+SAMPLED_BLOCKS = 16
+"""Maximum number of blocks of rows over which a mean of bytes is taken."""
+
+
+def loaded_bytes(plan: HopperPlan, items: Iterable[WorkItem] | None = None) -> int:
+    """Count the bytes that bulk copies of the kernel of the product read; a multicast counts once.
+
+    Parameters
+    ----------
+    plan : HopperPlan
+        Plan of the kernel.
+    items : iterable of WorkItem, optional
+        Work items that are counted, by default those of all workers.
+    """
+    order = plan.order
+    if items is None:
+        items = (item for worker in range(order.workers) for item in order.items(worker))
+    loaded, total = list(items), 0
+    for number in range(2):
+        if plan.schedule.loads[number] == "threads":
+            continue
+        across, along = order.cluster[number], order.cluster[1 - number]
+        copies = along // plan.schedule.sharers(number)
+        requests = [
+            (item.batch, (item.row, item.column)[number] + place, step)
+            for item in loaded
+            for place in range(across)
+            for step in range(item.first, item.last)
+        ]
+        total += copies * int(_image_reads(plan, number, np.array(requests).reshape(-1, 3)).sum())
+    return total
+
+
+def mean_bytes(plan: HopperPlan, number: int) -> float:
+    """Return the mean number of bytes that are read for the image of a factor in a stage.
+
+    Parameters
+    ----------
+    plan : HopperPlan
+        Plan of the kernel.
+    number : int
+        0 for the first factor, 1 for the second.
+    """
+    view, schedule = plan.views[number], plan.schedule
+    if view is None:
+        return plan.images[number].content_bytes
+    sizes = schedule.block[number], schedule.depth
+    key = number, schedule.layouts[number], *sizes
+    if key not in plan.lowered.mean_reads:
+        # Of many blocks, those at equal distances.
+        rows, batch = plan.blocks[number], plan.blocks[2]
+        sampled = np.linspace(0, rows - 1, min(rows, SAMPLED_BLOCKS)).round().astype(np.int64)
+        grid = np.meshgrid([0, batch - 1][:batch], sampled, np.arange(plan.steps))
+        requests = np.stack(grid, -1).reshape(-1, 3)
+        reads = _view_reads(view, plan.product, number, requests, sizes)
+        plan.lowered.mean_reads[key] = float(reads.mean())
+    return plan.lowered.mean_reads[key]
+
+
+def _image_reads(plan: HopperPlan, number: int, requests: Numbers) -> Numbers:
+    """Return the bytes of each image, by batch, block along the factor's rows, and stage."""
+    view = plan.views[number]
+    if view is None:
+        return np.full(len(requests), plan.images[number].content_bytes)
+    sizes = plan.schedule.block[number], plan.schedule.depth
+    return _view_reads(view, plan.product, number, requests, sizes)
+
+
+def _view_reads(
+    view: ImageView,
+    product: TiledProduct,
+    number: int,
+    requests: Numbers,
+    sizes: tuple[int, int],
+) -> Numbers:
+    """Return the bytes that the copies of a view read for each image.
+
+    Parameters
+    ----------
+    view : ImageView
+        View of the factor.
+    product : TiledProduct
+        Product of the factor.
+    number : int
+        0 for the first factor, 1 for the second.
+    requests : array of int64, shape (images, 3)
+        Batch, block along the factor's rows, and stage of each image.
+    sizes : tuple of int
+        Number of instruction tiles of a block, and of a stage along the depth.
+    """
+    unique, inverse = np.unique(requests, axis=0, return_inverse=True)
+    batch, block, step = unique.T
+    total = np.zeros(len(unique), np.int64)
+    for copy in view.copies:
+        loops = product.columns if number else product.rows
+        values: dict[str, Numbers | int] = {
+            **dict.fromkeys(product.program.extents, 0),
+            **digit_values(batch, product.batch),
+            **digit_values(block * sizes[0] + copy.tile, loops),
+            **digit_values(step * sizes[1], product.depth),
+        }
+        places, offsets = (
+            [np.broadcast_to(index.evaluate(values), batch.shape) for index in indices]
+            for indices in (copy.coordinates, copy.filter)
+        )
+        count = _walked if view.is_im2col else _boxed
+        total += count(view.tensor_map, places, offsets)
+    return total[inverse.reshape(-1)] * view.tensor_map.element_bytes
+
+
+def _inside(first: Numbers, step: int, count: int, size: int) -> Numbers:
+    """Count the places ``first + n * step``, of ``count``, that are at least 0 and below a size."""
+    begin = np.maximum(0, -(first // step))
+    end = np.minimum(count, -((first - size) // step))
+    return np.maximum(0, end - begin)
+
+
+def _boxed(tensor_map: TensorMap, places: Sequence[Numbers], _: Sequence[Numbers]) -> Numbers:
+    """Return the number of elements of boxes that are inside of the array."""
+    counts = list(reversed(tensor_map.image_shape))
+    steps = (1, *tensor_map.element_strides[1:])
+    inside = (
+        _inside(*each) for each in zip(places, steps, counts, tensor_map.global_dims, strict=True)
+    )
+    return np.asarray(math.prod(inside))
+
+
+def _walked(
+    tensor_map: TensorMap, places: Sequence[Numbers], offsets: Sequence[Numbers]
+) -> Numbers:
+    """Return the number of elements of pixels in im2col mode that are inside of the array."""
+    box = tensor_map.box
+    assert isinstance(box, Im2colBox)
+    channel, *base, image = places
+    steps, bases = tensor_map.element_strides[1:-1], tensor_map.bases
+    number, inner = np.zeros_like(channel), 1
+    for place, lower, step, count in zip(base, box.lower, steps, bases, strict=True):
+        number = number + (place - lower) // step * inner
+        inner *= count
+    pixels = number[:, None] + np.arange(box.pixels)
+    inside = image[:, None] + pixels // inner
+    valid = (inside >= 0) & (inside < tensor_map.global_dims[-1])
+    dimensions = zip(box.lower, steps, bases, offsets, tensor_map.global_dims[1:-1], strict=True)
+    for lower, step, count, offset, size in dimensions:
+        coordinate = pixels % count * step + lower + offset[:, None]
+        valid &= (coordinate >= 0) & (coordinate < size)
+        pixels = pixels // count
+    channels = _inside(channel, 1, box.channels, tensor_map.global_dims[0])
+    return valid.sum(axis=1) * channels
