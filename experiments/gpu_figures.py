@@ -9,18 +9,26 @@ are stored in the figure's ``results.json`` and computed once. Every table says 
 from __future__ import annotations
 
 import argparse
+import itertools
+import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.documents import read_document
-from cpembed.driver.candidate_time import CandidateTime
-from cpembed.driver.estimate import estimate
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
+from cpembed.errors import LoweringError
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
+from cpembed.targets.choice import choices
+from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.schedule import KernelSchedule, Plan
+from cpembed.targets.cuda.target import CudaTarget
+from cpembed.targets.cuda.traffic import work_of
 from experiments.common import Row, geometric_mean, results_parser, write_results
 
 TARGET, MACHINE = "mma_f16", "a100"
@@ -31,12 +39,34 @@ BEST = "cpembed"
 """Name of the fastest of our kernels among a row's times."""
 
 
+LAYOUTS = {"conv1d": "NWC", "conv2d": "NHWC", "conv3d": "NDHWC", "depthwise": "NHWC"}
+"""Layouts of operators that have one with channels last."""
+
+
 @dataclass(frozen=True)
 class FigureLayer:
     """A layer of a figure: its name in packs, and the words of its workload, channels last."""
 
     name: str
     words: str
+
+
+def with_products(words: str) -> str:
+    """Return a workload as Tensor Cores compute it, channels last where there is such a layout.
+
+    A depthwise convolution has products for a Tensor Core only with an axis of filters for each
+    channel, with which AMOS writes it.
+
+    >>> with_products("conv1d n=1 c=64 w=16 k=64 s=3")
+    'conv1d n=1 c=64 w=16 k=64 s=3 layout=NWC'
+    >>> with_products("depthwise n=1 c=32 h=9 w=9 r=3 s=3 pad=1")
+    'conv2d n=1 c=1 h=9 w=9 r=3 s=3 pad=1 k=1 groups=32 layout=NHWC'
+    """
+    operator, sizes = words.split(maxsplit=1)
+    if operator == "depthwise" and " m=" not in sizes:
+        operator, sizes = "conv2d", re.sub(r"\bc=(\d+)(.*)", r"c=1\2 k=1 groups=\1", sizes)
+    layout = LAYOUTS.get(operator)
+    return f"{operator} {sizes}" + (f" layout={layout}" if layout else "")
 
 
 def figure_parser(docstring: str | None, folder: Path) -> argparse.ArgumentParser:
@@ -70,20 +100,60 @@ def measured_rows(path: Path) -> tuple[dict[str, Row], str]:
 def estimated_row(layer: FigureLayer, machine: str) -> Row:
     """Return the estimated microseconds of the kernel that ``cpembed run`` chooses for a layer."""
     spec = hardware_spec(TARGET, machine=machine)
-    result = estimate(
-        workload(layer.words, target=spec),
-        spec,
-        machine=machine,
-        constraints=CONSTRAINTS,
-        rank_by="estimate",
-        top=1,
-    )
-    times = [each for each in result.times if isinstance(each, CandidateTime)]
-    return {"key": layer.name, "us": {BEST: times[0].total_us} if times else {}}
+    target, computation = CudaTarget(spec), workload(layer.words, target=spec)
+    solved = solve(computation, spec, constraints=CONSTRAINTS, top=target.policy.considered)
+    candidates = distinct(target, solved.embeddings)
+    if not candidates:
+        return {"key": layer.name, "us": {}}
+    choice = choices(target, candidates, first_only=True)[0]
+    return {"key": layer.name, "us": {BEST: choice.estimated}}
+
+
+PROBES = tuple(
+    KernelSchedule((2, 2), (2, 4), depth, stages, splits=splits)
+    for depth, stages, splits in ((1, 2, 1), (2, 3, 2), (4, 2, 1))
+)
+"""Schedules in which all that the model counts of a product shows."""
+
+
+def distinct(target: CudaTarget, candidates: Sequence[RankedCandidate]) -> list[RankedCandidate]:
+    """Return candidates without those whose kernels do the same work as those of an earlier one.
+
+    Parameters
+    ----------
+    target : CudaTarget
+        Tensor Cores of a GPU.
+    candidates : sequence of RankedCandidate
+        Candidates, best first.
+    """
+    by_work: dict[object, RankedCandidate] = {}
+    for ranked in candidates:
+        try:
+            product = target.lower(ranked.candidate.program)
+        except LoweringError:
+            continue
+        by_work.setdefault(work_key(target, product), ranked)
+    return list(by_work.values())
+
+
+def work_key(target: CudaTarget, product: TiledProduct) -> object:
+    """Return a hashable value that is equal for products whose schedules have equal estimates.
+
+    Many embeddings differ in the names of axes alone. The value is the work of a few schedules,
+    with every layout of the factors. On GPUs with TMA, where it matters which tensors its maps can
+    describe, no two products have the same.
+    """
+    if target.gpu.architecture >= "sm_90":
+        return product
+    layouts = itertools.product(range(len(product.first)), range(len(product.second)))
+    plans = [Plan(product, replace(probe, layouts=pair)) for pair in layouts for probe in PROBES]
+    return tuple(work_of(plan, target.gpu) for plan in plans)
 
 
 def figure_rows(
-    layers: Sequence[FigureLayer], options: argparse.Namespace
+    layers: Sequence[FigureLayer],
+    options: argparse.Namespace,
+    figure_name: Callable[[str], str] = str,
 ) -> tuple[dict[str, Row], str]:
     """Return the rows of a figure's layers, and how they came about.
 
@@ -93,6 +163,8 @@ def figure_rows(
         Layers of the figure.
     options : Namespace
         From :func:`figure_parser`.
+    figure_name : callable
+        Returns a layer's name in the figure from that in a pack.
 
     Returns
     -------
@@ -101,8 +173,9 @@ def figure_rows(
         an a100``.
     """
     if options.results is not None:
-        rows, device = measured_rows(options.results)
+        packed, device = measured_rows(options.results)
         names = {layer.name for layer in layers}
+        rows = {figure_name(name): row for name, row in packed.items()}
         return {name: row for name, row in rows.items() if name in names}, f"measured on {device}"
     rows = stored_rows(options.output, options.machine)
     missing = [layer for layer in layers if layer.name not in rows][: options.limit]

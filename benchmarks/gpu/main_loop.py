@@ -45,22 +45,26 @@ KERNEL = "product_kernel"
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)")
 _LABEL = re.compile(r"\s*(\.L_\w+):")
 
+# Between the products of sm_120 ptxas puts additions of zeros, as it puts NOPs elsewhere.
+_PADDING = re.compile(r"UIADD3\s+URZ, UPT, UPT, URZ, URZ, URZ")
+
 KINDS = {
-    "products": r"[HI]MMA\.",
+    "products": r"[HIQ]G?MMA\.",
     "fragments": r"LDSM",
-    "copies": r"LDGSTS|UBLKCP|UTMALDG",
-    "memory": r"(LD|ST)[GSL]?(\.|$)|U?LDC|S2U?R",
-    "control": r"(BAR|BRA|DEPBAR|LDGDEPBAR|NOP|BSYNC|BSSY|WARPSYNC|SYNCS|EXIT)(\.|$)",
+    "copies": r"LDGSTS|UTMALDG|UBLKCP",
+    "memory": r"(LD|ST)[GSL]?(\.|$)|U?LDCU?|S2U?R",
+    "barriers": r"(BAR|DEPBAR|LDGDEPBAR|SYNCS|WARPGROUP|FENCE|MEMBAR|ERRBAR)(\.|$)",
+    "control": r"(BRA|NOP|BSYNC|BSSY|WARPSYNC|EXIT|NANOSLEEP|BPT)(\.|$)",
 }
 """Patterns of the opcodes of each kind; all others are integer instructions."""
 
 
-def disassembler() -> str:
-    """Return the command ``nvdisasm``, from the path or from the package nvidia-cuda-nvdisasm.
+def tool(name: str) -> str:
+    """Return a command of the toolkit, from the path or from NVIDIA's package of that command.
 
     Raises :class:`BackendUnavailable` if there is none.
     """
-    command = shutil.which("nvdisasm")
+    command = shutil.which(name)
     if command is not None:
         return command
     try:
@@ -70,14 +74,14 @@ def disassembler() -> str:
     else:
         folders = [Path(folder) for folder in nvidia.__path__]
     for folder in folders:
-        for file in sorted(folder.glob("**/bin/nvdisasm")):
+        for file in sorted(folder.glob(f"**/bin/{name}")):
             return str(file)
-    raise BackendUnavailable("nvdisasm is not there: pip install nvidia-cuda-nvdisasm")
+    raise BackendUnavailable(f"{name} is not there: pip install nvidia-cuda-{name}")
 
 
 def listing(cubin: Path) -> str:
     """Return the machine code of a cubin as text."""
-    command = [disassembler(), "-c", str(cubin)]
+    command = [tool("nvdisasm"), "-c", str(cubin)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -94,41 +98,114 @@ class Instruction:
         return [int(number) for number in re.findall(r"\bR(\d+)", self.operands)]
 
 
-def loops(text: str, kernel: str) -> list[list[Instruction]]:
-    """Return the code of each loop of a kernel that has no other loop inside.
+def kernels(text: str) -> dict[str, str]:
+    """Return the listing of each kernel of an output of ``nvdisasm -c``."""
+    sections = re.split(r"(?m)^\s*\.section\s+\.text\.(\w+)", text)
+    return dict(zip(sections[1::2], sections[2::2], strict=True))
+
+
+@dataclass
+class Block:
+    """Instructions without a branch among them, and the numbers of the blocks that can follow."""
+
+    code: list[Instruction]
+    following: list[int]
+
+
+def blocks(body: str) -> list[Block]:
+    """Return the blocks of a kernel's listing in order."""
+    parts: list[tuple[list[Instruction], list[str], bool]] = [([], [], True)]
+    labels: dict[str, int] = {}
+    for line in body.splitlines():
+        if label := _LABEL.match(line):
+            if parts[-1][0]:
+                parts.append(([], [], True))
+            labels[label[1]] = len(parts) - 1
+        elif instruction := _INSTRUCTION.search(line):
+            code, targets, _ = parts[-1]
+            code.append(Instruction(instruction[1], instruction[2]))
+            target = re.search(r"`\((\.L_\w+)\)", instruction[2])
+            if instruction[1].startswith("BRA") or instruction[1] == "EXIT":
+                targets += [target[1]] if target else []
+                # A branch under a predicate can be passed: in front, or as an operand.
+                passed = "@" in line or re.match(r"\s*!?U?P\d", instruction[2]) is not None
+                parts[-1] = (code, targets, passed or instruction[1] not in ("BRA", "EXIT"))
+                parts.append(([], [], True))
+    last = len(parts) - 1
+    return [
+        Block(
+            code,
+            [labels[target] for target in targets if target in labels]
+            + [number + 1] * (passed and number < last),
+        )
+        for number, (code, targets, passed) in enumerate(parts)
+    ]
+
+
+def loops(body: str, opcodes: str = "") -> list[list[Instruction]]:
+    """Return the code of each natural loop that has no other loop inside.
+
+    Blocks are in the order of the listing, which has those that wait at its end.
 
     Parameters
     ----------
-    text
-        Output of ``nvdisasm -c``.
-    kernel
-        Name of the kernel.
+    body
+        Listing of a kernel.
+    opcodes
+        Pattern of opcodes: loops without any of them do not count, as those that wait for a
+        barrier object.
     """
-    sections = re.split(r"(?m)^\s*\.section\s+\.text\.(\w+)", text)
-    body = dict(zip(sections[1::2], sections[2::2], strict=True))[kernel]
-    code, labels, spans = list[Instruction](), dict[str, int](), list[tuple[int, int]]()
-    for line in body.splitlines():
-        if label := _LABEL.match(line):
-            labels[label[1]] = len(code)
-        elif instruction := _INSTRUCTION.search(line):
-            code.append(Instruction(instruction[1], instruction[2]))
-            target = re.search(r"`\((\.L_\w+)\)", instruction[2])
-            # A branch to a label above is the end of a loop; one to itself follows the code's end.
-            if target and labels.get(target[1], len(code)) < len(code) - 1:
-                spans.append((labels[target[1]], len(code)))
-    inner = [
-        (first, last)
-        for first, last in spans
-        if not any(first <= f and n <= last and (f, n) != (first, last) for f, n in spans)
+    graph = blocks(body)
+    dominators = _dominators(graph)
+    natural: dict[int, set[int]] = {}
+    for number, block in enumerate(graph):
+        for head in block.following:
+            if head in dominators.get(number, ()):
+                natural.setdefault(head, set()).update(_natural_loop(graph, head, number))
+    bodies = [
+        members
+        for members in natural.values()
+        if any(re.match(opcodes, i.opcode) for number in members for i in graph[number].code)
     ]
-    return [code[first:last] for first, last in inner]
+    inner = [m for m in bodies if not any(other < m for other in bodies)]
+    return [[i for number in sorted(m) for i in graph[number].code] for m in inner]
+
+
+def _dominators(graph: Sequence[Block]) -> dict[int, set[int]]:
+    """Return the blocks through which each way to a block leads, of blocks that are reached."""
+    before: dict[int, list[int]] = {}
+    for number, block in enumerate(graph):
+        for target in block.following:
+            before.setdefault(target, []).append(number)
+    dominators: dict[int, set[int]] = {0: {0}}
+    changed = True
+    while changed:
+        changed = False
+        for number in range(1, len(graph)):
+            reached = [dominators[b] for b in before.get(number, ()) if b in dominators]
+            if reached and dominators.get(number) != (new := set.intersection(*reached) | {number}):
+                dominators[number], changed = new, True
+    return dominators
+
+
+def _natural_loop(graph: Sequence[Block], head: int, tail: int) -> set[int]:
+    """Return the blocks from which the tail is reached without the head, and the head."""
+    members, stack = {head, tail}, [tail]
+    while stack:
+        number = stack.pop()
+        if number == head:
+            continue
+        for other, block in enumerate(graph):
+            if number in block.following and other not in members:
+                members.add(other)
+                stack.append(other)
+    return members
 
 
 def kind(instruction: Instruction) -> str:
     """Return the kind of an instruction."""
     opcode = instruction.opcode
-    if opcode == "UIADD3" and not re.search(r"R\d|0x", instruction.operands):
-        # Nothing is added to nothing: sm_120 spends time so.
+    if _PADDING.match(f"{opcode} {instruction.operands}"):
         return "control"
     return next((name for name, pattern in KINDS.items() if re.match(pattern, opcode)), "integer")
 
@@ -165,7 +242,7 @@ def products_between(loop: Sequence[Instruction]) -> list[int]:
 
 def main_loop(text: str, kernel: str = KERNEL) -> list[Instruction] | None:
     """Return the code of the loop that multiplies and copies; None if it was unrolled."""
-    counted = [(kinds(loop), loop) for loop in loops(text, kernel)]
+    counted = [(kinds(loop), loop) for loop in loops(kernels(text)[kernel])]
     copying = [loop for count, loop in counted if count["products"] and count["copies"]]
     # Copies shorter than those that are asynchronous are loads.
     copying = copying or [loop for count, loop in counted if count["products"]]

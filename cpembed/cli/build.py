@@ -122,6 +122,13 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
             save=arguments.folder,
             as_json=arguments.as_json,
         )
+    from cpembed.driver.gradients import names_gradient
+
+    if names_gradient(words):
+        raise click.UsageError(
+            "a gradient of several phases is saved by `cpembed run … --save DIR`; to build one "
+            "phase, name it (phase=0,1)"
+        )
     from cpembed.targets.processors import built_for_name
 
     with built_for_name(arguments.processors[0] if arguments.processors else None):

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-from click.core import ParameterSource
-
-from cpembed.cli import output
+from cpembed.cli import options, output
 
 
 def solve_chain_command(
@@ -30,7 +27,7 @@ def solve_chain_command(
     from cpembed.driver.chains import named_chain, solve_chain
     from cpembed.report.chains import chain_report
 
-    _refuse_options("machine", "top", "estimated", "verbose")
+    options.refuse_others("a chain of products", "machine", "top", "estimated", "verbose")
     result = solve_chain(named_chain(words, target), target, machine)
     output.print_report(result, lambda: chain_report(result), as_json=as_json)
     return 0 if result.choice.candidates else output.INFEASIBLE
@@ -59,7 +56,7 @@ def run_chain_command(
     from cpembed.driver.chains import ChainResult, named_chain, run_chain
     from cpembed.report.chains import chain_report, chain_run_report
 
-    _refuse_options("machine", "seed", "save", "folder", "verbose")
+    options.refuse_others("a chain of products", "machine", "seed", "save", "folder", "verbose")
     chain = named_chain(words, target)
     with output.ProgressLine() as progress:
         result = run_chain(chain, target, machine=machine, seed=seed, save=save, progress=progress)
@@ -68,21 +65,3 @@ def run_chain_command(
         return output.INFEASIBLE
     output.print_report(result, lambda: chain_run_report(result), as_json=as_json)
     return 0
-
-
-def _refuse_options(*used: str) -> None:
-    """Reject options of the command line that mean nothing for a chain.
-
-    Parameters
-    ----------
-    *used : str
-        Names of the command's parameters that are used.
-    """
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if not isinstance(parameter, click.Option) or name in {"target", "as_json", *used}:
-            continue
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            problem = f"{parameter.opts[0]} means nothing for a chain of products: leave it out"
-            raise click.UsageError(problem, context)

@@ -69,6 +69,12 @@ def run_command(
             as_json=as_json,
         )
     options.use_threads(threads)
+    from cpembed.driver.gradients import names_gradient
+
+    if names_gradient(words):
+        from cpembed.cli.gradients import run_gradient_command
+
+        return run_gradient_command(words, target, values, as_json=as_json)
     from cpembed.driver.result import SolveResult
     from cpembed.driver.run import run
 

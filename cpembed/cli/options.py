@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from cpembed.cli.completion import constraint_sets, targets, workloads
 from cpembed.driver.options import LARGEST_SEED, LONGEST_TIMEOUT, Options, SearchOptions
@@ -383,3 +384,23 @@ def subject(words: Sequence[str], target: str, options: SearchOptions) -> Subjec
         if not is_typed(words):
             computation = types_for_window(computation, constraints)
     return Subject(computation, spec, options)
+
+
+def refuse_others(subject: str, *used: str) -> None:
+    """Reject options of the command line that mean nothing for a subject.
+
+    Parameters
+    ----------
+    subject : str
+        What the command is called for, in the message.
+    *used : str
+        Names of the command's parameters that have a meaning, besides the target and ``--json``.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if not isinstance(parameter, click.Option) or name in {"target", "as_json", *used}:
+            continue
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            problem = f"{parameter.opts[0]} means nothing for {subject}: leave it out"
+            raise click.UsageError(problem, context)

@@ -105,7 +105,6 @@ class KernelPlan:
 
 
 _LOOP = re.compile(r"for (?P<name>\w+) in T\.(?P<kind>\w+)\((?P<limits>.*)\):")
-_VARIABLE = re.compile(r"(\s*)(\w+) = (?!T\.alloc_buffer|T\.axis)")
 _IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w.(])")
 
 
@@ -181,29 +180,6 @@ class Script:
             # different ones.
             self.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
             yield
-
-    def drop_unread(self) -> None:
-        """Remove variables that no later line of their block reads.
-
-        >>> script = Script()
-        >>> script.lines(["a = 1", "b = a", "c = b + 1", "f(b)"])
-        >>> script.drop_unread()
-        >>> script.text().split("\\n")
-        ['a = 1', 'b = a', 'f(b)', '']
-        """
-        # Backwards, so that what only a removed variable read is removed too.
-        for number in range(len(self._lines) - 1, -1, -1):
-            match = _VARIABLE.match(self._lines[number])
-            if match and not self._is_read(match[2], number + 1, len(match[1])):
-                del self._lines[number]
-
-    def _is_read(self, name: str, start: int, depth: int) -> bool:
-        for line in self._lines[start:]:
-            if len(line) - len(line.lstrip()) < depth:
-                return False
-            if re.search(rf"\b{name}\b", line):
-                return True
-        return False
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"

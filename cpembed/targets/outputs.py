@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.errors import LoweringError
+from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.verification import Expected, Verification
-from cpembed.targets.base import Array
+from cpembed.targets.base import Array, Execution
 from cpembed.targets.capabilities import AnyTarget
 
 # ----------------------------------------------------------------------------- results of kernels
@@ -233,6 +233,41 @@ class Packable(Protocol):
     def measured_report(self, document: Mapping[str, Any]) -> str:
         """Return the results of a run of these programs as text."""
         ...
+
+
+@runtime_checkable
+class Joining(Protocol):
+    """Executes several artifacts as one, each of which stores a part of the same tensor."""
+
+    def joined(self, artifacts: Mapping[str, Any], shape: Sequence[int]) -> Any:
+        """Join artifacts, by identifiers, whose results are placed in a tensor of a shape."""
+        ...
+
+    def execute_joined(self, joined: Any, inputs: Mapping[str, Array]) -> Execution:
+        """Compute the tensor; called in a worker."""
+        ...
+
+    def save_joined(
+        self,
+        joined: Any,
+        parts: Sequence[tuple[Computation, Any]],
+        path: Path,
+        about: Mapping[str, Any],
+    ) -> None:
+        """Write joined artifacts to a folder: of each, its workload and its epilogue are given."""
+        ...
+
+
+def joining(target: AnyTarget) -> Joining:
+    """Return a target that joins artifacts.
+
+    Raises :class:`~cpembed.errors.BackendUnavailable` for all others.
+    """
+    if not isinstance(target, Joining):
+        raise BackendUnavailable(
+            f"{target.spec.name} computes one phase of a gradient at a time: name it (phase=0,1)"
+        )
+    return target
 
 
 @runtime_checkable

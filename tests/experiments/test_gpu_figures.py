@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import random
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from benchmarks.documents import read_document
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
+from cpembed.errors import LoweringError
+from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.schedule import KernelSchedule
+from cpembed.targets.cuda.target import CudaSpace, CudaTarget
 from cpembed.workloads.suites import suite
+from cpembed.workloads.user_suites import read_suite
 from experiments import gpu_figures
 from experiments.amos2022.figure6 import run as figure6
 from experiments.amos2022.figure7 import run as figure7
 from experiments.amos2022.figure9 import run as figure9
-from experiments.gpu_networks import Network, network_table
+from experiments.gpu_networks import Network, network_table, on_tensor_cores, read_networks
 from experiments.unit2021.figure9 import run as unit9
 from experiments.unit2021.figure11 import run as unit11
+
+TABLE_2 = figure7.FOLDER.parent / "table2"
 
 
 def entry(name: str, times: dict[str, float], also: dict[str, list[str]]) -> dict[str, Any]:
@@ -95,24 +107,60 @@ def test_a_network_is_the_sum_of_its_layers() -> None:
         "a": {"us": {"cpembed": 2.0, "cuDNN": 3.0}},
         "b": {"us": {"cpembed": 5.0, "cuDNN": 10.0}},
     }
-    whole, part = Network("whole", {"a": 4, "b": 2}), Network("part", {"a": 1, "c": 2}, 7)
+    whole, part = Network("whole", {"a": 4, "b": 2}), Network("part", {"a": 1, "c": 2})
     assert (whole.us(rows), whole.us(rows, "cuDNN")) == (18.0, 32.0)
     assert part.us(rows) is None
     lines, mean = network_table([whole, part], rows, "cuDNN")
     assert mean == pytest.approx(32 / 18)
-    assert lines[2] == "| whole | 6 of 6 | 0 | 18 | 1.78 |"
-    assert lines[3] == "| part | 1 of 3 | 7 | - | - |"
+    assert lines[2] == "| whole | 6 of 6 | 18 | 1.78 |"
+    assert lines[3] == "| part | 1 of 3 | - | - |"
 
 
-def test_networks_have_the_convolutions_of_their_suites() -> None:
-    by_name = {network.name: network for network in figure7.networks()[0]}
-    assert sum(by_name["ResNet-18, batch 1"].counts.values()) == 20
-    assert sum(by_name["ResNet-50, batch 16"].counts.values()) == 53
-    networks, words = unit9.networks()
-    assert len(networks) == 9
-    assert all("depthwise" not in words[name] for n in networks for name in n.counts)
-    mobile = next(network for network in networks if network.name == "mobilenet-v1")
-    assert mobile.without_kernel == 13
+def test_networks_have_the_products_that_the_paper_counts() -> None:
+    """Those of AMOS's table 2, but for the ResNets, which have only their convolutions here."""
+    networks = figure7.networks()
+    counts = {network.name: sum(network.counts.values()) for network in networks}
+    expected = {"ShuffleNet": 50, "MobileNet-V1": 29, "BERT": 84, "MI-LSTM": 9}
+    expected |= {"ResNet-18": 20, "ResNet-50": 53}
+    assert counts == {f"{name}, batch {n}": c for name, c in expected.items() for n in (1, 16)}
+    assert len(unit9.networks()) == 9
+
+
+def test_layers_of_networks_have_the_sizes_that_are_counted() -> None:
+    """Multiply-adds beside those of AMOS's table 2, whose layers are read from the networks."""
+    with (TABLE_2 / "layers.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["instruction"] == "wmma_f16"]
+    forms = {"ShuffleNet": "shufflenet_v1", "MobileNet-V1": "mobilenet_v1_amos"}
+    forms |= {"BERT": "bert_base_amos", "MI-LSTM": "milstm"}
+    for network in read_networks(figure7.FOLDER / "networks.csv"):
+        macs: Counter[int] = Counter()
+        for row in (row for row in rows if row["network"] == forms[network.name]):
+            sizes = (int(size.split("=")[1]) for size in row["sizes"].split())
+            macs[math.prod(sizes)] += int(row["count"])
+        own: Counter[int] = Counter()
+        for words, count in on_tensor_cores(network).counts.items():
+            own[workload(words).macs] += count
+        assert own == macs, network.name
+        for words in on_tensor_cores(network, 16).counts:
+            assert workload(words).macs in {16 * number for number in macs}
+
+
+def test_a_pack_of_a_figures_layers_has_their_names(tmp_path: Path) -> None:
+    suite_path, out = tmp_path / "layers.csv", tmp_path / "out"
+    assert figure7.main(["--layers", str(suite_path)]) == 0
+    layers = read_suite(suite_path)
+    document = {
+        "device": {"device": "Some GPU"},
+        "layers": [
+            entry(f"layers:{layer.index}", {"chosen 1": 1.0, "cuDNN": 3.0}, {"chosen 1": []})
+            for layer in layers
+        ],
+    }
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps(document))
+    assert figure7.main(["--results", str(results), "--output", str(out)]) == 0
+    assert read_document(out / "results.json")["figures"] == {"cuDNN over ours": pytest.approx(3.0)}
+    assert "| BERT, batch 16 | 84 of 84 | 84 | 3.00 |" in (out / "results.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -149,3 +197,38 @@ def test_estimates_are_stored_and_go_on(tmp_path: Path, monkeypatch: pytest.Monk
     # Estimates for another machine are others.
     other, _ = gpu_figures.figure_rows(layers[:1], parser.parse_args(["--machine", "h100"]))
     assert (list(other), asked[3:]) == (["a"], ["a"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv2d n=2 c=20 h=9 w=7 k=24 r=3 s=3 pad=1 layout=NHWC",
+        "conv2d n=1 c=32 h=12 w=12 k=16 r=3 s=3 stride=2 layout=NCHW",
+        "conv2d n=1 c=1 h=9 w=9 r=3 s=3 pad=1 k=1 groups=24 layout=NHWC",
+    ],
+)
+def test_products_of_the_same_work_have_the_same_estimates(words: str) -> None:
+    """With schedules at random, of all embeddings."""
+    spec = hardware_spec("mma_f16", machine="a100")
+    target = CudaTarget(spec)
+    solved = solve(workload(words, target=spec), spec, constraints="fused", top=60)
+    by_key: dict[object, list[TiledProduct]] = {}
+    for ranked in solved.embeddings:
+        product = target.lower(ranked.candidate.program)
+        by_key.setdefault(gpu_figures.work_key(target, product), []).append(product)
+    assert 1 < len(by_key) < len(solved.embeddings)
+    rng = random.Random(words)
+    for products in by_key.values():
+        spaces = [target.space(product) for product in (products[0], products[-1])]
+        for _ in range(60):
+            drawn = {name: rng.choice(values) for name, values in CudaSpace.choices.items()}
+            layouts = tuple(rng.randrange(len(f)) for f in (products[0].first, products[0].second))
+            schedule = KernelSchedule(**cast(Any, drawn), layouts=cast(Any, layouts))
+            assert score(spaces[0], schedule) == score(spaces[1], schedule)
+
+
+def score(space: CudaSpace, schedule: KernelSchedule) -> object:
+    try:
+        return space.scored(schedule)
+    except LoweringError:
+        return None

@@ -39,6 +39,7 @@ from cpembed.targets.cuda.model import multiprocessor_of
 from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
 from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
 from cpembed.targets.cuda.schedule import MAX_THREADS, Plan, ProductPlan
+from cpembed.targets.cuda.unread import without_unread
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
     PARTIAL,
@@ -170,7 +171,7 @@ def generate(
                 raise LoweringError(f"TVM makes no CUDA of the kernel: {reason}") from error
     # The host module holds the launches; its only import is the CUDA source.
     (device,) = module.imports
-    source = device.inspect_source()
+    source = without_unread(device.inspect_source())
     return CudaText(
         source,
         tuple(
@@ -362,7 +363,7 @@ class CudaKernels:
         }
         self.kernel_counters = {}
         for kernel in self.text.kernels:
-            arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
+            arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
             name = kernel.launch.kernel
             self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         outputs: list[Array] = []
@@ -395,7 +396,7 @@ class CudaKernels:
         """
         kernel = next(k for k in self.text.kernels if k.launch.kernel == "product_kernel")
         memory: dict[str, Array | DeviceArray] = {}
-        arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
+        arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
         return compile_text(self.text.source).count(kernel.launch, arguments, clusters=clusters)
 
     def operands(self) -> list[Tensor]:
@@ -445,7 +446,7 @@ class CudaKernels:
         return frozenset(names | ({CLEARING} if clears else set[str]()))
 
 
-def _argument(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:
+def argument_of(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:
     """Return the argument for a parameter; memory that is missing is allocated."""
     # Workspaces and the output: nothing may be read before a kernel has written it.
     allocated = DeviceArray.unwritten(parameter.elements, parameter.dtype)

@@ -187,17 +187,17 @@ def cases_of(workload: Computation, epilogue: Epilogue | None) -> list[Case]:
 
     Integers are of the entire range of their type at once, so they have one case.
     """
-    cases = [_case("integers", workload, epilogue, _factors(workload))]
+    cases = [case_of("integers", workload, epilogue, _factors(workload))]
     floats = any(not is_integer(operand.dtype) for operand in workload.inputs)
     if not floats or workload.macs >= _MOST_PRODUCTS:
         return cases
     large = _factors(workload, large=True)
     # A sum of so many large numbers would not be exact, or overflow in another order.
     if _largest_sum(workload, large) < _EXACT[workload.output.dtype]:
-        cases.append(_case("large", workload, epilogue, large))
+        cases.append(case_of("large", workload, epilogue, large))
     special = _special_factors(workload, epilogue)
     if special is not None:
-        cases.append(_case("special", workload, epilogue, special))
+        cases.append(case_of("special", workload, epilogue, special))
     return cases
 
 
@@ -283,10 +283,20 @@ def _largest_sum(workload: Computation, drawings: Mapping[str, Drawing]) -> floa
     return float(reference(wide, magnitudes).max())
 
 
-def _case(
+def case_of(
     name: str, workload: Computation, epilogue: Epilogue | None, factors: Mapping[str, Drawing]
 ) -> Case:
-    """Return a case with the result of the workload and of its epilogue."""
+    """Return a case with the result of the workload and of its epilogue.
+
+    Parameters
+    ----------
+    name : str
+        Name of the case.
+    workload : Computation
+    epilogue : Epilogue or None
+    factors : mapping of str to Drawing
+        Numbers of the workload's factors.
+    """
     with np.errstate(invalid="ignore"):
         sums = reference(workload, _arrays(workload, factors))
     drawings: dict[str, Drawing] = dict(factors)

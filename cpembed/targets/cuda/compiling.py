@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.targets.cuda.instructions import TensorCoreInstruction
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Architectures that machine code of a text for sm_80 is saved for."""
@@ -85,3 +86,21 @@ def _run(command: Sequence[str]) -> None:
     if process.returncode:
         lines = [line for line in process.stderr.splitlines() if "error" in line]
         raise LoweringError(f"nvcc rejects a kernel: {(lines or [process.stderr.strip()])[0]}")
+
+
+def architectures_of(instruction: TensorCoreInstruction, *, bulk: bool = False) -> tuple[str, ...]:
+    """Return the architectures that have an instruction, the oldest first.
+
+    Warp groups are executed by compute capability 9.0 alone.
+
+    Parameters
+    ----------
+    instruction : TensorCoreInstruction
+        Instruction of the kernels.
+    bulk : bool
+        True if they make bulk copies, which are there from compute capability 9.0.
+    """
+    if instruction.kind == "wgmma":
+        return ("sm_90a",)
+    least = max(instruction.architecture, 90 * bulk)
+    return tuple(name for name in ARCHITECTURES if int(name.removeprefix("sm_")) >= least)

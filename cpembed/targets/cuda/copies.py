@@ -198,9 +198,8 @@ class _SeparableCopies(FactorCopies):
         name, depth = self.name, self.schedule.depth
         first = f"part * {self.plan.steps * depth} + "
         first = first if self.schedule.splits > 1 else ""
-        if self.product.depth or self.limits:
-            tiles = quotient(f"{name}_element", self.product.instruction.k)
-            self.script.line(f"{name}_first = {first}{tiles}")
+        tiles = quotient(f"{name}_element", self.product.instruction.k)
+        self.script.line(f"{name}_first = {first}{tiles}")
         values = digits(f"{name}_first", self.product.depth)
         if self.levels:
             self._array("digits", self.levels)
@@ -239,10 +238,7 @@ class _SeparableCopies(FactorCopies):
         """Write the address and the mask of the row of ``turn``."""
         name, separation = self.name, self.separation
         self.script.line(f"shared_row = turn * {self.turn_rows} + {name}_row")
-        # A single tile has no number, and the compiler warns of what is not used.
-        if self.loops or self.tiles % self.schedule.block[self.number]:
-            tile = f"{self._first_row()} + {quotient('shared_row', self.extent)}"
-            self.script.line(f"tile = {tile}")
+        self.script.line(f"tile = {self._first_row()} + {quotient('shared_row', self.extent)}")
         values = self._row_values("tile", remainder("shared_row", self.extent))
         rows = index_script(separation.rows, values, self.extents)
         if self.distance is None:

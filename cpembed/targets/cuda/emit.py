@@ -59,7 +59,7 @@ def product_kernel(plan: Plan) -> Writer:
 def _write_thread_nest(writer: Writer, plan: Plan) -> None:
     rows, columns, batch, splits = plan.blocks
     script, threads = writer.script, plan.schedule.threads
-    elements = plan.product.output.layout.elements
+    elements = plan.product.output.elements
     with script.nested(
         f'for bx in T.thread_binding({rows * columns}, thread="blockIdx.x"):',
         f'for by in T.thread_binding({batch}, thread="blockIdx.y"):',
@@ -148,7 +148,7 @@ class _ProductBody:
     def _locate_stages(self) -> None:
         """Write the bytes at which the stages begin that are read and filled."""
         last = (self.schedule.stages - 1) * self.plan.stage_bytes
-        for name, value in (("reading", 0), *[("filling", last)] * bool(self._copying)):
+        for name, value in (("reading", 0), ("filling", last)):
             self.script.line(f'{name} = T.alloc_buffer((1,), "int32", scope="local")')
             self.script.line(f"{name}[0] = {value}")
 
@@ -250,8 +250,7 @@ class _ProductBody:
     def _turn_stages(self) -> None:
         """Write the change to the next stage; the one that was read is filled next."""
         stage_bytes, stages = self.plan.stage_bytes, self.schedule.stages
-        if self._copying:
-            self.script.line("filling[0] = reading[0]")
+        self.script.line("filling[0] = reading[0]")
         self.script.line(f"reading[0] = reading[0] + {stage_bytes}")
         end = f"T.Select(reading[0] == {stages * stage_bytes}, {stages * stage_bytes}, 0)"
         self.script.line(f"reading[0] = reading[0] - {end}")

@@ -55,14 +55,14 @@ def input_declarations(product: TiledProduct) -> list[str]:
         for dtype in (epilogue.vector_dtype(name, product.sums),)
     ]
     if epilogue.residual is not None:
-        elements = product.output.layout.elements
+        elements = product.output.elements
         declared.append(buffer(RESIDUAL_PARAMETER, elements, epilogue.residual.dtype))
     return declared
 
 
 def output_declarations(product: TiledProduct) -> list[str]:
     """Return declarations of the buffers that the epilogue writes, the result last."""
-    elements = product.output.layout.elements
+    elements = product.output.elements
     declared = [buffer(name, elements, t) for name, t in output_parameters(product).values()]
     return declared[::-1]
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.epilogue import Epilogue, Placement
 from cpembed.codegen.program_nest import vector_operand
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -42,21 +42,31 @@ class GlobalOperand:
     """Instruction axis along which vectors are accessed."""
     length: int
     """Number of elements of a vector."""
+    placement: Placement | None = None
+    """Place in a larger buffer; by default a buffer of its own."""
 
     @property
     def needs_packing(self) -> bool:
         return not self.layout.is_identity
 
+    @property
+    def elements(self) -> int:
+        """Number of elements of the buffer."""
+        return self.layout.elements if self.placement is None else self.placement.elements
+
     @cached_property
     def address(self) -> IndexExpr:
         """Number of an element in memory, over loops and instruction axes."""
-        total = IndexExpr()
-        for index, stride in zip(self.layout.access, self.layout.strides, strict=True):
+        total, strides = IndexExpr(), self.layout.strides
+        if self.placement is not None:
+            total, strides = IndexExpr(constant=self.placement.offset), self.placement.strides
+        for index, stride in zip(self.layout.access, strides, strict=True):
             total = total + index.times(stride)
         return total
 
 
-@dataclass(frozen=True, kw_only=True)
+# Compared by identity, so that what is counted of a product is remembered without hashing it.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TiledProduct:
     """``C[b, m, n] += A[b, m, k] * B[b, k, n]`` over tiles of an instruction."""
 
@@ -142,8 +152,6 @@ def lower(
         raise LoweringError(
             f"{workload.name} is no sum of products of two operands: solve and explain take it"
         )
-    if epilogue is not None and epilogue.placement is not None:
-        raise LoweringError("results of Tensor Core kernels are stored in a buffer of their own")
     computation = program.instruction.computation
     first, second, output = (program.role(operand.name) for operand in computation.operands)
     for operand in (first, second, output):
@@ -186,10 +194,13 @@ def lower(
 
 def _check_size(operand: PackedOperand) -> None:
     # The packing kernel indexes the original too.
-    largest = max(operand.elements, math.prod(operand.original_shape))
+    _check_count(operand.name, max(operand.elements, math.prod(operand.original_shape)))
+
+
+def _check_count(name: str, largest: int) -> None:
     if largest > _MAX_ELEMENTS:
         raise LoweringError(
-            f"operand {operand.name} has {largest:,} elements and a kernel indexes at most "
+            f"operand {name} has {largest:,} elements and a kernel indexes at most "
             f"{_MAX_ELEMENTS:,}: run a part of the workload; solve and explain take the whole"
         )
 
@@ -336,7 +347,19 @@ def _result_layout(
         global_operand(layout, program, axis, min(max_length, extents[axis]))
         for axis in (axes[1], axes[0])
     ]
-    return max(candidates, key=lambda candidate: candidate.length)
+    result = max(candidates, key=lambda candidate: candidate.length)
+    placement = None if epilogue is None else epilogue.placement
+    if placement is None:
+        return result
+    _check_count(output.name, placement.elements)
+    *outer, last = placement.strides
+    length = result.length
+    # Vectors are contiguous in the buffer, and begin at multiples of their length.
+    while last != 1 or any(number % length for number in (*outer, placement.offset)):
+        if length == 1:
+            break
+        length //= 2
+    return replace(result, length=length if last == 1 else 1, placement=placement)
 
 
 def _by_stride(loops: Sequence[Loop], operand: GlobalOperand) -> tuple[Loop, ...]:

@@ -246,6 +246,8 @@ class KernelWork:
     """Stores of results."""
     results: int = 1
     """Number of times that a block stores results."""
+    overlapped: bool = False
+    """True if some warps store results while others compute the next ones."""
     dram_bytes: float = 0.0
     """Bytes from and to main memory, of all blocks."""
     auxiliary: tuple[KernelWork, ...] = ()
@@ -265,7 +267,12 @@ class KernelWork:
         else:
             # Fetches of all stages but the one that computes are in flight together.
             step = max(compute, fetch / (self.stages - 1))
-            cycles = fetch + self.steps * step + self.results * result
+            computing, storing = self.steps * step, self.results * result
+            if self.overlapped:
+                # Two sets of warps, each of which stores half of the results, the last one alone.
+                cycles = fetch + max(computing, (computing + storing) / 2) + result
+            else:
+                cycles = fetch + computing + storing
         return replace(busy, cycles=cycles)
 
 

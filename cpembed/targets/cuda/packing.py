@@ -92,7 +92,6 @@ def gathering_kernel(
         conditions, address = locate(writer)
         script.lines(guarded_place([f"number < {elements}", *conditions], address))
         _move_element(writer, name, layout.dtype, elements)
-    script.drop_unread()
     return writer
 
 

@@ -227,7 +227,7 @@ def _guarded(block: str) -> str:
 _QUIET = """\
 #ifdef __CUDACC__
 // Functions of the prelude that no kernel calls, and statements that only tell TVM of a use.
-#pragma nv_diag_suppress 174, 177, 550
+#pragma nv_diag_suppress 174, 177
 #endif
 """
 

@@ -12,9 +12,10 @@ from cpembed.targets.base import Array, Execution
 from cpembed.targets.cuda import compiling
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.cases import Case, cases_of
+from cpembed.targets.cuda.compiling import architectures_of
 from cpembed.targets.cuda.executor import Order
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
-from cpembed.targets.cuda.instructions import TensorCoreInstruction
+from cpembed.targets.cuda.joined import JoinedKernels, Part, joined_cases
 from cpembed.targets.cuda.pack.packing import pack_layer, pack_programs
 from cpembed.targets.cuda.pack.results import read_results
 from cpembed.targets.cuda.remote.report import markdown
@@ -37,6 +38,33 @@ class SavingTarget:
         orders = (Order.REVERSE, Order.FORWARD)
         outputs, *seconds = zip(*(artifact.outputs(inputs, o) for o in orders), strict=True)
         return Execution(outputs, self.provenance, *seconds)
+
+    def joined(self, artifacts: Mapping[str, CudaKernels], shape: Sequence[int]) -> JoinedKernels:
+        return JoinedKernels.from_parts(artifacts, shape)
+
+    def execute_joined(self, joined: JoinedKernels, inputs: Mapping[str, Array]) -> Execution:
+        outputs = tuple(joined.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
+        return Execution(outputs, self.provenance)
+
+    def save_joined(
+        self, joined: JoinedKernels, parts: Sequence[Part], path: Path, about: Mapping[str, Any]
+    ) -> None:
+        target = cast("Target[Any, Any, Any]", self)
+        kernel = SavedKernel(
+            name=identifier(path.name),
+            text=joined.text,
+            inputs=joined.inputs,
+            outputs=[joined.output],
+            prepares=joined.prepares,
+            cases=joined_cases(parts, joined.output.shape),
+            macs=sum(workload.macs for workload, _ in parts),
+            about={
+                **about,
+                "target": target.spec.name,
+                "machine": target.described_machine,
+            },
+        )
+        save(kernel, path)
 
     def executed_by(self, artifact: CudaKernels) -> str:
         return "emulated CUDA"
@@ -67,9 +95,7 @@ class SavingTarget:
         program, epilogue = plan.product.program, plan.product.epilogue
         # In the workload's order: the factors of a kernel may be exchanged.
         order = {operand.tensor: n for n, operand in enumerate(program.unfused.inputs)}
-        # Bulk copies are there from compute capability 9.0.
-        least = 90 if isinstance(plan, HopperPlan) else 0
-        supported = architectures(plan.product.instruction, least)
+        supported = architectures_of(plan.product.instruction, bulk=isinstance(plan, HopperPlan))
         return SavedKernel(
             name=name,
             text=replace(artifact.text, architectures=supported),
@@ -88,21 +114,3 @@ class SavingTarget:
                 "schedule": str(plan.schedule),
             },
         )
-
-
-def architectures(instruction: TensorCoreInstruction, least: int = 0) -> tuple[str, ...]:
-    """Return the architectures that have an instruction, the oldest first.
-
-    Warp groups are executed by compute capability 9.0 alone.
-
-    Parameters
-    ----------
-    instruction : TensorCoreInstruction
-        Instruction of the kernels.
-    least : int
-        Compute capability from which there is what else they use: 90 is that of sm_90.
-    """
-    least = max(least, instruction.architecture)
-    if instruction.kind == "wgmma":
-        return ("sm_90a",)
-    return tuple(name for name in compiling.ARCHITECTURES if int(name.removeprefix("sm_")) >= least)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -143,7 +144,9 @@ class CudaSpace(RefinedSpace[AnySchedule]):
             # Every part of a split reduction has at least two stages.
             if (group, splits) == (1, 1) or splits * schedule.depth > max(1, depth // 2):
                 continue
-            yield self.scored(replace(schedule, group=group, splits=splits))
+            # Results that are placed in a larger buffer have no splits.
+            with suppress(LoweringError):
+                yield self.scored(replace(schedule, group=group, splits=splits))
 
     def rank(self, item: Scored[AnySchedule]) -> tuple[float, ...]:
         # Of equal estimates, the schedule whose blocks wait less comes first.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
-from cpembed.targets.cuda.lower import GlobalOperand
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from cpembed.targets.cuda.packing import PACKING_THREADS
 from cpembed.targets.cuda.schedule import CHUNK, WAVEFRONT_BYTES, Plan, SharedTile, Staging
@@ -105,8 +105,10 @@ def traffic(plan: Plan) -> KernelTraffic:
     product = plan.product
     # Each column of blocks reads the first factor once, each row of blocks the second.
     loaded = sum(
-        _valid_elements(plan, operand) * size_bytes(operand.layout.dtype) * times
-        for operand, times in ((plan.first, columns), (plan.second, rows))
+        _valid_elements(product, number, plan.schedule.layouts[number])
+        * size_bytes(plan.operand(number).layout.dtype)
+        * times
+        for number, times in enumerate((columns, rows))
     )
     result_bytes = size_bytes(product.output_dtype)
     if splits > 1:
@@ -262,11 +264,18 @@ def read_back_wavefronts(staging: Staging, length: int, along_columns: bool) -> 
     return sum(wavefronts(start + step, width) for step in steps)
 
 
-def _valid_elements(plan: Plan, operand: GlobalOperand) -> int:
-    """Count the elements inside a factor that one pass over all of its tiles reads."""
-    product = plan.product
-    program = product.program
-    number = 0 if operand is plan.first else 1
+@lru_cache(maxsize=64)
+def _valid_elements(product: TiledProduct, number: int, layout: int) -> int:
+    """Count the elements inside a factor that one pass over all of its tiles reads.
+
+    Parameters
+    ----------
+    product : TiledProduct
+        Product.
+    number, layout : int
+        0 for the first factor, 1 for the second, and the number of its layout.
+    """
+    program, operand = product.program, (product.first, product.second)[number][layout]
     loops = (*product.batch, *(product.columns if number else product.rows), *product.depth)
     axes = (product.axes[number], product.axes[2])
     extents = {loop.name: loop.extent for loop in loops}

@@ -24,6 +24,7 @@ from experiments.gpu_figures import (
     figure_rows,
     mean_of,
     ratios,
+    with_products,
     write_figure,
 )
 
@@ -53,16 +54,6 @@ IN_TENSOR_CORES = (
 )
 """Operators of the suite with products, in the order of the paper; the pack_layers only add."""
 
-LAID_OUT = {
-    "C1D": "NWC",
-    "C2D": "NHWC",
-    "C3D": "NDHWC",
-    "GRP": "NHWC",
-    "DIL": "NHWC",
-    "DEP": "NHWC",
-}
-"""Layouts of operators that have channels last."""
-
 
 def layers() -> dict[str, tuple[str, FigureLayer]]:
     """Return the operator of each layer, and the layer, by its name in a pack."""
@@ -70,10 +61,8 @@ def layers() -> dict[str, tuple[str, FigureLayer]]:
     for layer in suite("amos"):
         operator = layer.application
         if operator in IN_TENSOR_CORES:
-            layout = LAID_OUT.get(operator)
-            words = layer.label if layout is None else f"{layer.label} layout={layout}"
             name = f"amos:{layer.index}"
-            by_name[name] = operator, FigureLayer(name, words)
+            by_name[name] = operator, FigureLayer(name, with_products(layer.label))
     return by_name
 
 

@@ -1,4 +1,4 @@
-"""Rows of the study: workloads of suites and random ones, their kernels and their small versions."""
+"""Rows of the study: workloads of suites and random ones, their kernels and small versions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cpembed.driver.epilogue_language import parse_expression
 from cpembed.driver.named import workload
 from cpembed.errors import WorkloadError
 from cpembed.workloads.suites import suite
+from experiments.gpu_figures import with_products
 
 MACHINES = {"a100": "sm_80", "h100": "sm_90a", "rtx_5090": "sm_120a"}
 """GPUs whose figures choose the schedules, and the architecture that nvcc compiles for."""
@@ -29,8 +30,6 @@ SUITES = {
 
 RANDOM = 120
 """Number of random workloads."""
-
-LAYOUTS = {"conv1d": "NWC", "conv2d": "NHWC", "conv3d": "NDHWC", "depthwise": "NHWC"}
 
 TYPES = ("s8", "bf16", "f8", "f16_f16")
 """Element types beside float16 with sums of float32, one of them a row."""
@@ -74,45 +73,42 @@ def words_of(key: str) -> str:
     name, _, number = key.partition(":")
     if name == "random":
         return random_words(int(number))
-    layer = suite(name)[int(number)]
-    layout = LAYOUTS.get(layer.operator.name)
-    return layer.label if layout is None else f"{layer.label} layout={layout}"
+    return with_products(suite(name)[int(number)].label)
 
 
 def variants(key: str, number: int) -> list[Variant]:
-    """Return the kernels of a row: float16 for all GPUs, and another type with an epilogue.
+    """Return the kernels of a row: float16 of both instructions, and another type of one of them.
 
     Parameters
     ----------
     key : str
         Key of the row.
     number : int
-        Its place among the rows, by which the other type, its GPU and its epilogue take turns.
+        Its place among the rows, by which types, instructions, GPUs and epilogues take turns.
     """
-    machines, name = list(MACHINES), TYPES[number % len(TYPES)]
-    # The turns of the epilogues and of the types have no common divisor, nor those of machines
-    # within a type.
-    epilogue = list(EPILOGUES)[number % len(EPILOGUES)]
+    machines, dtype = list(MACHINES), TYPES[number % len(TYPES)]
+    turn = number // len(TYPES)
     # 8-bit floats have no instruction of their own before sm_89 and on sm_90.
-    machine = "rtx_5090" if name == "f8" else machines[number // len(TYPES) % len(machines)]
-    return [
-        *(Variant("mma_f16", machine) for machine in machines),
-        Variant("wgmma_f16", "h100"),
-        Variant(f"mma_{name}", machine, epilogue),
-        Variant(f"wgmma_{name}", "h100", epilogue),
-    ]
+    machine = "rtx_5090" if dtype == "f8" else machines[turn % len(machines)]
+    epilogue = list(EPILOGUES)[number % len(EPILOGUES)]
+    other = Variant(f"mma_{dtype}", machine, epilogue)
+    if turn % 2:
+        other = Variant(f"wgmma_{dtype}", "h100", epilogue)
+    # Suites are for all GPUs, and random rows for one of them.
+    some = machines[number % len(machines) :][:1] if key.startswith("random:") else machines
+    return [*(Variant("mma_f16", name) for name in some), Variant("wgmma_f16", "h100"), other]
 
 
 # -------------------------------------------------------------------------------- small versions
 
 SMALL = {
-    "h": 14,
-    "w": 15,
-    "d": 5,
-    "c": 40,
-    "k": 136,
-    "m": 200,
-    "n": 136,
+    "h": 11,
+    "w": 13,
+    "d": 4,
+    "c": 24,
+    "k": 72,
+    "m": 150,
+    "n": 72,
     "b": 2,
     "l": 12,
     "u": 4,
@@ -128,16 +124,16 @@ def small_words(words: str) -> str:
     """Return a workload of the same operator and windows, of few elements.
 
     >>> small_words("conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 layout=NHWC")
-    'conv2d n=1 c=40 h=14 w=15 k=64 r=3 s=3 pad=1 layout=NHWC'
+    'conv2d n=1 c=24 h=11 w=13 k=64 r=3 s=3 pad=1 layout=NHWC'
     """
     operator, *settings = words.split()
     sizes = dict(setting.split("=") for setting in settings)
     most = SMALL
     if "d" in sizes:
-        most = {**SMALL, "h": 7, "w": 8, "k": 72}
+        most = {**SMALL, "h": 6, "w": 7}
     if "gem" in operator:
         # A matrix product is deep where a convolution has channels.
-        most = {**SMALL, "k": 216}
+        most = {**SMALL, "k": 152}
     elif sizes.get("n", "").isdigit():
         # Images.
         most = {**most, "n": 2}
@@ -147,9 +143,8 @@ def small_words(words: str) -> str:
             window = {"h": "r", "w": "s", "d": "t"}.get(name, "")
             least = int(sizes[window]) if sizes.get(window, "").isdigit() else 1
             sizes[name] = str(min(int(value), max(most[name], least + 2)))
-    # Groups divide the channels of a small version, too.
     if sizes.get("groups", "").isdigit():
-        sizes |= {"groups": "2", "c": "48", "k": "80"}
+        sizes["groups"] = str(min(int(sizes["groups"]), 3))
     return " ".join([operator, *(f"{name}={value}" for name, value in sizes.items())])
 
 
@@ -164,7 +159,7 @@ MOST_PRODUCTS = 20_000_000
 def random_words(number: int) -> str:
     """Return the words of a random workload of a kind and of sizes that the suites do not have."""
     rng = random.Random(number)
-    kinds = (_product, _products, _convolution, _transposed, _gradient, _other)
+    kinds = (_product, _products, _convolution, _transposed, _gradient, _of_other_kinds)
     while True:
         words = kinds[number % len(kinds)](rng)
         try:
@@ -234,7 +229,7 @@ def _gradient(rng: random.Random) -> str:
     return _words("conv2d_dgrad", **sizes, **image, **layout, phase=phase)
 
 
-def _other(rng: random.Random) -> str:
+def _of_other_kinds(rng: random.Random) -> str:
     channels = {"n": rng.choice((1, 2)), "c": rng.choice(CHANNELS)}
     image = _image(rng, "hw", "rs")
     match rng.randrange(5):

@@ -34,6 +34,8 @@ from experiments.gpu_figures import (
     mean_of,
     measured_rows,
     stored_rows,
+    with_products,
+    work_key,
     write_figure,
 )
 
@@ -74,7 +76,7 @@ def steps(words: str, machine: str) -> dict[str, float]:
     for ranked in solved.embeddings:
         try:
             lowered = target.lower(ranked.candidate.program)
-            key = (lowered.tiles, lowered.first[0].length, lowered.second[0].length)
+            key = work_key(target, lowered)
             if key not in spaces:
                 spaces[key] = target.space(lowered).ranked()
         except LoweringError:
@@ -119,7 +121,7 @@ def estimated(options: Any) -> dict[str, Row]:
     missing = [layer for layer in suite("unit16") if f"unit16:{layer.index}" not in rows]
     for layer in missing[: options.limit]:
         started, key = time.monotonic(), f"unit16:{layer.index}"
-        step_us = steps(f"{layer.label} layout=NHWC", options.machine)
+        step_us = steps(with_products(layer.label), options.machine)
         rows[key] = {"key": key, "us": step_us}
         print(f"{key}: {time.monotonic() - started:.0f} s", file=sys.stderr)
         document = estimated_document(rows, options.machine)

@@ -12,8 +12,8 @@ from cpembed.targets.cuda.build import Tensor
 from cpembed.targets.cuda.cases import Case, Drawing, Expected
 from cpembed.targets.cuda.chains.build import ChainKernels
 from cpembed.targets.cuda.chains.emit import parameters_of
+from cpembed.targets.cuda.compiling import architectures_of
 from cpembed.targets.cuda.saving import SavedKernel
-from cpembed.targets.cuda.saving_target import architectures
 from cpembed.workloads.chains import LENGTHS, MASK, SCALE, TOLERANCES, ProductChain
 
 
@@ -44,7 +44,7 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
     pair = plan.pair
     return SavedKernel(
         name=name,
-        text=replace(kernels.text, architectures=architectures(plan.second.instruction)),
+        text=replace(kernels.text, architectures=architectures_of(plan.second.instruction)),
         inputs=inputs,
         outputs=[Tensor("C", output.name, output.shape, chain.output)],
         prepares=frozenset(f"pack_{role}_kernel" for role in packed & weights),

@@ -82,8 +82,7 @@ class WarpGroups(Consumers):
             (f"lane = thread % {LANES}", f"consumer = {quotient('warp', WARP_GROUP // LANES)}")
         )
         if self.schedule.in_registers:
-            rows = self.schedule.tile[0]
-            registers = rows * self.schedule.depth * self.instruction.registers[0]
+            registers = self.plan.fragment_registers
             self.script.line(f'fragments = T.alloc_buffer(({registers},), "uint32", scope="local")')
         self._write_descriptors()
 
@@ -91,7 +90,7 @@ class WarpGroups(Consumers):
         """Write the descriptors of both images of the first stage."""
         first = self.plan.images[0].matrix_offset(self.schedule.tile[0] * self.instruction.m, 0)
         for name, number, place in (
-            ("first", 0, f"consumer * {first}"),
+            ("first", 0, "0" if self.schedule.alternating else f"consumer * {first}"),
             ("second", 1, str(self.plan.images[0].bytes)),
         ):
             if self.schedule.in_registers and number == 0:
@@ -111,40 +110,60 @@ class WarpGroups(Consumers):
         before = f"T.Select(ring[0] == 0, {self.schedule.stages - 1}, ring[0] - 1)"
         with self.script.nested(f"for step in T.serial({steps}):"):
             self.ring.await_full()
+            distance = f"ring[0] * {self.plan.stage_bytes // CHUNK}"
+            self.script.line(f'distance = T.cast({distance}, "uint64")')
+            # Products from registers are committed one by one, since the next ones' registers are
+            # loaded while they are in flight.
             if self.schedule.in_registers:
-                # Products in flight read the registers that the next stage is loaded into.
-                self.writer.call("cpembed_wgmma_wait_0")
-                self._load_first()
-                self._multiply_stage()
+                parts = [(inner,) for inner in range(self.schedule.depth)]
             else:
-                self._multiply_stage()
-                # The products of the stage before are done.
-                self.writer.call("cpembed_wgmma_wait_1")
-            with self.script.nested("if step > 0:"):
-                self.ring.release(before)
+                parts = [tuple(range(self.schedule.depth))]
+            for part in parts:
+                self._multiply_part(part)
+                if part[0] == 0:
+                    # The products of the stage before are done.
+                    with self.script.nested("if step > 0:"):
+                        self.ring.release(before)
             self.ring.advance()
+        if self.schedule.alternating:
+            self.ring.end_turn()
         self.writer.call("cpembed_wgmma_wait_0")
         self.ring.release(before)
         if not self.plan.is_whole:
             write_opaque(self.writer, self.plan, self.sums)
 
-    def _load_first(self) -> None:
-        """Write the loads of the first factor's fragments of a stage into registers."""
+    def _load_first(self, inner: int) -> None:
+        """Write the loads of the first factor's fragments of a product into registers."""
         rows, image = self.schedule.tile[0], self.plan.images[0]
-        with self.script.nested(
-            f"for inner in T.unroll({self.schedule.depth}):", f"for i in T.unroll({rows}):"
-        ):
-            tile = f"consumer * {rows} + i"
+        with self.script.nested(f"for i in T.unroll({rows}):"):
+            tile = f"{self._group_tile} + i"
             row = f"({tile}) * {self.instruction.m} + warp % 4 * {WARP_ROWS} + lane % 16"
-            place = image.place(row, "inner * 2 + lane // 16")
+            place = image.place(row, f"{inner * 2} + lane // 16")
             self.writer.call(
                 "cpembed_ldmatrix_x4",
-                register_pointer("fragments", f"(inner * {rows} + i) * 4"),
+                register_pointer("fragments", f"{self._fragments(inner)} + i * 4"),
                 shared_pointer(f"ring[0] * {self.plan.stage_bytes} + {place}"),
             )
 
-    def _multiply_stage(self) -> None:
+    def _fragments(self, inner: int) -> int:
+        """Return the first register of the fragments of a product."""
+        rows = self.schedule.tile[0]
+        return inner % self.plan.fragment_sets * rows * self.instruction.registers[0]
+
+    @property
+    def _group_tile(self) -> str:
+        """Expression of the first row of tiles of the group in its block."""
+        if self.schedule.alternating:
+            return "0"
+        return f"consumer * {self.schedule.tile[0]}"
+
+    def _multiply_part(self, part: tuple[int, ...]) -> None:
+        """Write products of a stage, and the wait for those before them."""
         (rows, columns), n = self.schedule.tile, self.instruction.n
+        if self.schedule.in_registers:
+            if self.plan.fragment_sets == 1:
+                self.writer.call("cpembed_wgmma_wait_0")
+            self._load_first(part[0])
         count = columns * self.instruction.registers[2]
         majors = [image.major for image in self.plan.images]
         name = product_name(
@@ -153,10 +172,8 @@ class WarpGroups(Consumers):
             registers=self.schedule.in_registers,
             transposed="".join(name for name, m in zip("ab", majors, strict=True) if m == "mn"),
         )
-        distance = f"ring[0] * {self.plan.stage_bytes // CHUNK}"
-        self.script.line(f'distance = T.cast({distance}, "uint64")')
         self.writer.call("cpembed_wgmma_fence")
-        for inner in range(self.schedule.depth):
+        for inner in part:
             # The first product of a work item begins the sums.
             accumulate = "1" if inner else 'T.cast(step > 0, "int32")'
             for row in range(rows):
@@ -168,11 +185,14 @@ class WarpGroups(Consumers):
                     accumulate,
                 )
         self.writer.call("cpembed_wgmma_commit")
+        if not self.schedule.in_registers or self.plan.fragment_sets > 1:
+            self.writer.call("cpembed_wgmma_wait_1")
 
     def _first_factor(self, inner: int, row: int) -> str:
         """Return the first factor of a product: registers, or a descriptor."""
         if self.schedule.in_registers:
-            return register_pointer("fragments", str((inner * self.schedule.tile[0] + row) * 4))
+            first = self._fragments(inner) + row * self.instruction.registers[0]
+            return register_pointer("fragments", str(first))
         return self._descriptor(0, row * self.instruction.m, inner)
 
     def _descriptor(self, number: int, row: int, inner: int) -> str:
@@ -180,8 +200,7 @@ class WarpGroups(Consumers):
         return f"{('first', 'second')[number]} + distance + T.uint64({offset // CHUNK})"
 
     def strip(self) -> Strip:
-        row = f"consumer * {self.schedule.tile[0]}"
-        return self._strip(row, "", f"warp % 4 * {WARP_ROWS}")
+        return self._strip(self._group_tile, "", f"warp % 4 * {WARP_ROWS}")
 
 
 class Warps(Consumers):

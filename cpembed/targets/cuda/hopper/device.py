@@ -277,6 +277,14 @@ def _groups() -> Iterator[_Definition]:
         "int number, int threads",
         [_asm("bar.sync %0, %1;", '"r"(number)', '"r"(threads)')],
     )
+    # A number that is the same in all lanes. nvcc keeps it in a uniform register only if one lane
+    # has told it to the others; descriptors that follow from it are then computed for a warp.
+    yield (
+        "int",
+        "cpembed_uniform",
+        "int value",
+        ["return __shfl_sync(0xffffffff, value, 0);"],
+    )
     # The compiler does not know what is in the register after this. As an integer, it would be
     # another register than the accumulator.
     yield (
@@ -284,13 +292,6 @@ def _groups() -> Iterator[_Definition]:
         "cpembed_opaque_float",
         "void* registers",
         ['asm volatile("mov.b32 %0, %0;" : "+f"(*static_cast<float*>(registers)));'],
-    )
-    # All lanes have the value of the first.
-    yield (
-        "int",
-        "cpembed_of_warp",
-        "int value",
-        ["return __shfl_sync(0xffffffffu, value, 0);"],
     )
     # Counts a part of a reduction. What the block stored before a barrier before it is seen by the
     # block that counts next, behind a barrier after it.

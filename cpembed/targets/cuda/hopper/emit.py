@@ -28,8 +28,6 @@ from cpembed.targets.cuda.hopper.loads import (
 )
 from cpembed.targets.cuda.hopper.ring import Ring
 from cpembed.targets.cuda.hopper.schedule import (
-    CONSUMER_REGISTERS,
-    PRODUCER_REGISTERS,
     HopperPlan,
 )
 from cpembed.targets.cuda.hopper.streaming import (
@@ -85,8 +83,6 @@ def product_kernel(plan: HopperPlan) -> Writer:
             if plan.min_blocks:
                 script.line(f'T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", {plan.min_blocks})')
             _Body(writer, plan).write()
-    # A block that is alone has no number: nvcc warns of variables that nothing reads.
-    script.drop_unread()
     return writer
 
 
@@ -108,9 +104,9 @@ class _Body:
         consumers = self.schedule.consumers
         # ptxas takes a shuffled number for one of the warp, and what follows from it too, which it
         # then keeps in registers of the warp.
-        self.writer.value("warp", "cpembed_of_warp", "int32", quotient("thread", LANES))
+        self.writer.value("warp", "cpembed_uniform", "int32", quotient("thread", LANES))
         with self.script.nested(f"if warp >= {consumers // LANES}:"):
-            self._change_registers("dec", PRODUCER_REGISTERS[self.plan.by_threads])
+            self._change_registers("dec", 1)
             self.script.line(f"producer = thread - {consumers}")
             if self.plan.by_threads:
                 self._produce()
@@ -119,7 +115,7 @@ class _Body:
                 with self.script.nested("if producer == 0:"):
                     self._produce()
         with self.script.nested("else:"):
-            self._change_registers("inc", CONSUMER_REGISTERS[self.plan.by_threads])
+            self._change_registers("inc", 2)
             self._consume()
         if size > 1:
             # Others may still copy to this block, or arrive at its mbarriers.
@@ -133,9 +129,10 @@ class _Body:
         )
         self.ring.allocate()
 
-    def _change_registers(self, change: str, count: int) -> None:
+    def _change_registers(self, change: str, share: int) -> None:
         # With one consumer group every thread has as many registers as it can address.
         if self.schedule.groups > 1:
+            count = self.plan.register_shares[share]
             self.writer.call(f"cpembed_registers_{change}_{count}")
 
     @contextmanager
@@ -223,6 +220,9 @@ class _Body:
         """Write the multiplication of stages, and the stores of results."""
         self.consumers.prepare()
         with self._items():
+            if self.schedule.alternating:
+                self._take_turns()
+                return
             self.consumers.multiply(self._item_steps)
             if not self.plan.order.streamed:
                 self._store()
@@ -230,6 +230,15 @@ class _Body:
             write_part(self.writer, self.plan, self.consumers.sums)
             with self.script.nested("if finished[0] == 1:"):
                 self._store()
+
+    def _take_turns(self) -> None:
+        """Write a work item of one of the groups, beside which the others skip its stages."""
+        with self.script.nested(f"if turn_of_block % {self.schedule.groups} == consumer:"):
+            self.ring.await_turn()
+            self.consumers.multiply(self._item_steps)
+            self._store()
+        with self.script.nested("else:"):
+            self.ring.skip(self._item_steps)
 
     def _store(self) -> None:
         """Write the end of a work item, strip by strip of a warp's sums."""

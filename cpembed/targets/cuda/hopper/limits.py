@@ -35,6 +35,8 @@ def check(plan: HopperPlan, shared_bytes: int) -> None:
             f"{schedule}: tiles count from 1, groups from 1 to {MAX_GROUPS}, stages from 2 to "
             f"{MAX_STAGES}"
         )
+    if schedule.splits > 1 and product.output.placement is not None:
+        raise LoweringError(f"{schedule}: the kernel that adds parts writes an entire buffer")
     if product.instruction.kind == "mma":
         _check_warps(plan)
     else:
@@ -78,6 +80,10 @@ def _check_groups(plan: HopperPlan) -> None:
         raise LoweringError(f"{schedule}: no warps execute {instruction.name}")
     if columns not in column_counts(instruction):
         raise LoweringError(f"{schedule}: no instruction of {columns} columns")
+    if schedule.alternating and (
+        schedule.groups == 1 or schedule.streamed or plan.order.turns < schedule.groups
+    ):
+        raise LoweringError(f"{schedule}: groups take turns at whole tiles, of which each has one")
     if schedule.in_registers and plan.images[0].major != "k":
         raise LoweringError(f"{schedule}: the first factor in registers is K-major")
 

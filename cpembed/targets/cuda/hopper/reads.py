@@ -7,7 +7,6 @@ the coordinates that the kernel computes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -19,12 +18,15 @@ from cpembed.targets.cuda.hopper.tiles import WorkItem
 from cpembed.targets.cuda.hopper.views import ImageView
 from cpembed.targets.cuda.lower import TiledProduct
 
+SECTOR_BYTES = 32
+"""Number of bytes of global memory that are read or written together."""
+
 SAMPLED_BLOCKS = 16
 """Maximum number of blocks of rows over which a mean of bytes is taken."""
 
 
-def loaded_bytes(plan: HopperPlan, items: Iterable[WorkItem] | None = None) -> int:
-    """Count the bytes that bulk copies of the kernel of the product read; a multicast counts once.
+def loaded(plan: HopperPlan, items: Iterable[WorkItem] | None = None) -> tuple[int, int]:
+    """Count bytes and sectors that bulk copies of the kernel read; a multicast counts once.
 
     Parameters
     ----------
@@ -36,7 +38,7 @@ def loaded_bytes(plan: HopperPlan, items: Iterable[WorkItem] | None = None) -> i
     order = plan.order
     if items is None:
         items = (item for worker in range(order.workers) for item in order.items(worker))
-    loaded, total = list(items), 0
+    counted, total = list(items), np.zeros(2, np.int64)
     for number in range(2):
         if plan.schedule.loads[number] == "threads":
             continue
@@ -44,16 +46,17 @@ def loaded_bytes(plan: HopperPlan, items: Iterable[WorkItem] | None = None) -> i
         copies = along // plan.schedule.sharers(number)
         requests = [
             (item.batch, (item.row, item.column)[number] + place, step)
-            for item in loaded
+            for item in counted
             for place in range(across)
             for step in range(item.first, item.last)
         ]
-        total += copies * int(_image_reads(plan, number, np.array(requests).reshape(-1, 3)).sum())
-    return total
+        reads = _image_reads(plan, number, np.array(requests).reshape(-1, 3))
+        total += copies * reads.sum(axis=1)
+    return int(total[0]), int(total[1])
 
 
 def mean_bytes(plan: HopperPlan, number: int) -> float:
-    """Return the mean number of bytes that are read for the image of a factor in a stage.
+    """Return the mean number of bytes of the sectors that are read for an image in a stage.
 
     Parameters
     ----------
@@ -74,15 +77,16 @@ def mean_bytes(plan: HopperPlan, number: int) -> float:
         grid = np.meshgrid([0, batch - 1][:batch], sampled, np.arange(plan.steps))
         requests = np.stack(grid, -1).reshape(-1, 3)
         reads = _view_reads(view, plan.product, number, requests, sizes)
-        plan.lowered.mean_reads[key] = float(reads.mean())
+        plan.lowered.mean_reads[key] = float(reads[1].mean()) * SECTOR_BYTES
     return plan.lowered.mean_reads[key]
 
 
 def _image_reads(plan: HopperPlan, number: int, requests: Numbers) -> Numbers:
-    """Return the bytes of each image, by batch, block along the factor's rows, and stage."""
+    """Return bytes and sectors of images, by batch, block along the rows, and stage."""
     view = plan.views[number]
     if view is None:
-        return np.full(len(requests), plan.images[number].content_bytes)
+        size = plan.images[number].content_bytes
+        return np.repeat([[size], [size // SECTOR_BYTES]], len(requests), axis=1)
     sizes = plan.schedule.block[number], plan.schedule.depth
     return _view_reads(view, plan.product, number, requests, sizes)
 
@@ -94,7 +98,7 @@ def _view_reads(
     requests: Numbers,
     sizes: tuple[int, int],
 ) -> Numbers:
-    """Return the bytes that the copies of a view read for each image.
+    """Return the bytes, and the sectors, that the copies of a view read for each image.
 
     Parameters
     ----------
@@ -111,7 +115,7 @@ def _view_reads(
     """
     unique, inverse = np.unique(requests, axis=0, return_inverse=True)
     batch, block, step = unique.T
-    total = np.zeros(len(unique), np.int64)
+    total = np.zeros((2, len(unique)), np.int64)
     for copy in view.copies:
         loops = product.columns if number else product.rows
         values: dict[str, Numbers | int] = {
@@ -126,30 +130,44 @@ def _view_reads(
         )
         count = _walked if view.is_im2col else _boxed
         total += count(view.tensor_map, places, offsets)
-    return total[inverse.reshape(-1)] * view.tensor_map.element_bytes
+    return total[:, inverse.reshape(-1)]
 
 
-def _inside(first: Numbers, step: int, count: int, size: int) -> Numbers:
-    """Count the places ``first + n * step``, of ``count``, that are at least 0 and below a size."""
+def _places(first: Numbers, step: int, count: int, size: int) -> tuple[Numbers, Numbers]:
+    """Return the first of the places ``first + n * step`` from 0 to below a size, and their number.
+
+    There are ``count`` places, of which those inside are counted.
+    """
     begin = np.maximum(0, -(first // step))
     end = np.minimum(count, -((first - size) // step))
-    return np.maximum(0, end - begin)
+    return first + begin * step, np.maximum(0, end - begin)
 
 
 def _boxed(tensor_map: TensorMap, places: Sequence[Numbers], _: Sequence[Numbers]) -> Numbers:
-    """Return the number of elements of boxes that are inside of the array."""
+    """Return the bytes of boxes that are inside of the array, and their sectors."""
     counts = list(reversed(tensor_map.image_shape))
     steps = (1, *tensor_map.element_strides[1:])
-    inside = (
-        _inside(*each) for each in zip(places, steps, counts, tensor_map.global_dims, strict=True)
+    row, *rest = (
+        _places(*each) for each in zip(places, steps, counts, tensor_map.global_dims, strict=True)
     )
-    return np.asarray(math.prod(inside))
+    # Rows that begin with a sector, and in the middle of one.
+    even, odd = np.ones_like(row[0]), np.zeros_like(row[0])
+    for (first, count), step, stride in zip(
+        rest, steps[1:], tensor_map.global_strides, strict=True
+    ):
+        # Places that move the rows by half a sector.
+        moving = np.zeros_like(count)
+        if stride % SECTOR_BYTES:
+            moving = (count + first % 2) // 2 if step % 2 else count * (first % 2)
+        still = count - moving
+        even, odd = even * still + odd * moving, even * moving + odd * still
+    return _transferred(tensor_map, row, (even, odd))
 
 
 def _walked(
     tensor_map: TensorMap, places: Sequence[Numbers], offsets: Sequence[Numbers]
 ) -> Numbers:
-    """Return the number of elements of pixels in im2col mode that are inside of the array."""
+    """Return the bytes of pixels in im2col mode that are inside of the array, and their sectors."""
     box = tensor_map.box
     assert isinstance(box, Im2colBox)
     channel, *base, image = places
@@ -159,12 +177,42 @@ def _walked(
         number = number + (place - lower) // step * inner
         inner *= count
     pixels = number[:, None] + np.arange(box.pixels)
-    inside = image[:, None] + pixels // inner
-    valid = (inside >= 0) & (inside < tensor_map.global_dims[-1])
-    dimensions = zip(box.lower, steps, bases, offsets, tensor_map.global_dims[1:-1], strict=True)
-    for lower, step, count, offset, size in dimensions:
+    images = image[:, None] + pixels // inner
+    valid = (images >= 0) & (images < tensor_map.global_dims[-1])
+    address = images * tensor_map.global_strides[-1]
+    dimensions = zip(
+        box.lower, steps, bases, offsets, tensor_map.global_dims[1:-1],
+        tensor_map.global_strides[:-1], strict=True,
+    )  # fmt: skip
+    for lower, step, count, offset, size, stride in dimensions:
         coordinate = pixels % count * step + lower + offset[:, None]
         valid &= (coordinate >= 0) & (coordinate < size)
+        address = address + coordinate * stride
         pixels = pixels // count
-    channels = _inside(channel, 1, box.channels, tensor_map.global_dims[0])
-    return valid.sum(axis=1) * channels
+    odd = (valid & (address % SECTOR_BYTES != 0)).sum(axis=1)
+    row = _places(channel, 1, box.channels, tensor_map.global_dims[0])
+    return _transferred(tensor_map, row, (valid.sum(axis=1) - odd, odd))
+
+
+def _transferred(
+    tensor_map: TensorMap, row: tuple[Numbers, Numbers], rows: tuple[Numbers, Numbers]
+) -> Numbers:
+    """Return the bytes and the sectors of contiguous rows.
+
+    Parameters
+    ----------
+    tensor_map : TensorMap
+        Map of the array.
+    row : tuple of array
+        First element along the innermost dimension, and number of elements.
+    rows : tuple of array
+        Number of rows that begin with a sector, and of those that are half a sector further on.
+    """
+    size = tensor_map.element_bytes
+    begin, length = row[0] * size, row[1] * size
+    sectors = sum(
+        count * (-(-(begin + length + moved) // SECTOR_BYTES) - (begin + moved) // SECTOR_BYTES)
+        for count, moved in zip(rows, (0, SECTOR_BYTES // 2), strict=True)
+    )
+    sectors = np.where(length > 0, sectors, 0)
+    return np.stack([(rows[0] + rows[1]) * length, sectors])

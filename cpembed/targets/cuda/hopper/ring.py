@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cpembed.targets.cuda.hopper.loads import copied_bytes
 from cpembed.targets.cuda.hopper.schedule import BARRIER_BYTES, HopperPlan
-from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
+from cpembed.targets.cuda.instructions import WARP_GROUP
 from cpembed.targets.cuda.writer import Writer, shared_pointer
 
 
@@ -30,12 +30,17 @@ class Ring:
         stages = self.schedule.stages
         # One arrival announces the bytes of the asynchronous copies, the others are the threads'.
         arrivals = bool(copied_bytes(self.plan)) + WARP_GROUP * self.plan.by_threads
-        readers = self.schedule.consumers // LANES * sum(self._sharing)
+        readers = self.schedule.readers * sum(self._sharing)
         with self.script.nested("if thread == 0:"):
             with self.script.nested(f"for stage in T.serial({stages}):"):
                 for empty, count in ((False, arrivals), (True, readers)):
                     barrier = shared_pointer(self.barrier("stage", empty=empty))
                     self.writer.call("cpembed_mbarrier_init", barrier, str(count))
+            if self.schedule.alternating:
+                for group in range(self.schedule.groups):
+                    barrier = shared_pointer(self.turn_barrier(str(group)))
+                    warps = str(self.schedule.readers)
+                    self.writer.call("cpembed_mbarrier_init", barrier, warps)
             self.writer.call("cpembed_mbarrier_init_fence")
         if self.schedule.cluster_blocks > 1:
             self.writer.call("cpembed_cluster_sync")
@@ -74,6 +79,39 @@ class Ring:
         self.script.line("ring[0] = ring[0] + 1")
         with self.script.nested(f"if ring[0] == {self.schedule.stages}:"):
             self.script.lines(("ring[0] = 0", "ring[1] = T.bitwise_xor(ring[1], 1)"))
+
+    def turn_barrier(self, group: str) -> str:
+        """Return the byte of the mbarrier by which a group learns that it may multiply."""
+        return f"{self.plan.turn_offset} + {group} * {BARRIER_BYTES}"
+
+    def await_turn(self) -> None:
+        """Write a group's wait until the group before it has read all of its stages.
+
+        A group that waited for stages more than one turn of the ring ahead would take the parity of
+        an earlier phase for theirs.
+        """
+        # Nobody is before the first item of the first group.
+        parity = f"(turn_of_block // {self.schedule.groups} + T.cast(consumer == 0, 'int32')) % 2"
+        barrier = shared_pointer(self.turn_barrier("consumer"))
+        self.writer.call("cpembed_mbarrier_wait", barrier, parity)
+
+    def end_turn(self) -> None:
+        """Write that the next group may multiply."""
+        following = f"(consumer + 1) % {self.schedule.groups}"
+        with self.script.nested("if lane == 0:"):
+            barrier = shared_pointer(self.turn_barrier(following))
+            self.writer.call("cpembed_mbarrier_arrive", barrier)
+
+    def skip(self, count: str) -> None:
+        """Write the change to a later stage, which other groups have read until then."""
+        stages = self.schedule.stages
+        self.script.line(f"later = ring[0] + {count}")
+        self.script.lines(
+            (
+                f"ring[1] = T.bitwise_xor(ring[1], T.truncdiv(later, {stages}) % 2)",
+                f"ring[0] = T.truncmod(later, {stages})",
+            )
+        )
 
     def release(self, stage: str) -> None:
         """Write that a warp of the consumers is done with a stage."""

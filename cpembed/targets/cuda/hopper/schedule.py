@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.epilogue import input_parameters
 from cpembed.targets.cuda.hopper.layouts import SharedImage
 from cpembed.targets.cuda.hopper.tiles import TileOrder, streamed_tiles
 from cpembed.targets.cuda.hopper.views import ImageView, image_views
@@ -21,7 +23,7 @@ from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES, Staging
 
-MAX_GROUPS = 2
+MAX_GROUPS = 3
 MAX_STAGES = 12
 
 WARP_ROWS = 16
@@ -34,19 +36,22 @@ BARRIER_BYTES = 8
 
 # A multiprocessor has 65,536 registers, a block of two consumer groups 384 threads: each starts
 # with 168, of which the producers give some to the consumers. Producers that compute addresses of
-# their own need more than one thread that issues copies of TMA.
+# their own need more than one thread that issues copies of TMA, and more than three groups leave.
 MULTIPROCESSOR_REGISTERS, MAX_REGISTERS = 65_536, 255
 
 MULTIPROCESSOR_THREADS = 1536
 """Maximum number of threads of a multiprocessor of sm_120, the least of all with bulk copies."""
 
-LAUNCH_REGISTERS = 168
-PRODUCER_REGISTERS = {False: 40, True: 72}
-CONSUMER_REGISTERS = {False: 232, True: 216}
-"""Registers of a thread by whether producers compute addresses, with two consumer groups."""
+REGISTERS = {(2, False): (168, 40, 232), (2, True): (168, 72, 216), (3, False): (128, 40, 152)}
+"""Registers of a thread at the launch, of producers and of consumers, by the number of consumer
+groups and by whether producers compute addresses."""
 
 CONTROL_REGISTERS = 40
 """Registers of a consumer beside its sums, estimated."""
+PART_REGISTERS = 24
+"""Further ones where parts of sums are stored and added."""
+INPUT_REGISTERS = 40
+"""Further ones where vectors or a residual are added to results."""
 
 Load = Literal["bulk", "tensor", "threads"]
 """Copies of a factor into shared memory: of packed images in bulk, of boxes or pixels of a tensor
@@ -81,7 +86,9 @@ class HopperSchedule:
     """Number of consumer warps along rows and columns that execute instructions of their own; None
     for warp groups."""
     in_registers: bool = False
-    """True if consumers load the first factor into registers, for which its products wait."""
+    """True if consumers load the first factor into registers."""
+    alternating: bool = False
+    """True if consumer groups compute tiles in turn: one stores while the next one multiplies."""
     layouts: tuple[int, int] = (0, 0)
     """Numbers of the factors' layouts: of the views of TMA for tensor copies, otherwise of those in
     :class:`~cpembed.targets.cuda.lower.TiledProduct`."""
@@ -89,7 +96,7 @@ class HopperSchedule:
     @property
     def block(self) -> tuple[int, int]:
         """Number of instruction tiles of a block along rows and columns."""
-        rows, columns = self.warps or (self.groups, 1)
+        rows, columns = self.warps or (1 if self.alternating else self.groups, 1)
         return rows * self.tile[0], columns * self.tile[1]
 
     @property
@@ -107,6 +114,11 @@ class HopperSchedule:
         if self.warps is not None:
             return math.prod(self.warps) * LANES
         return self.groups * WARP_GROUP
+
+    @property
+    def readers(self) -> int:
+        """Number of warps of a block that read a stage, and that store a block of results."""
+        return self.consumers // LANES // (self.groups if self.alternating else 1)
 
     @property
     def threads(self) -> int:
@@ -128,6 +140,7 @@ class HopperSchedule:
         words += [f"clusters of {self.cluster[0]} x {self.cluster[1]}"] * (self.cluster_blocks > 1)
         words += ["the last tiles divided evenly"] * self.streamed
         words += ["the first factor in registers"] * self.in_registers
+        words += ["groups take turns"] * self.alternating
         return ", ".join(words)
 
 
@@ -250,8 +263,14 @@ class HopperPlan:
         return self.barrier_offset + 2 * self.schedule.stages * BARRIER_BYTES
 
     @property
-    def shared_bytes(self) -> int:
+    def turn_offset(self) -> int:
+        """First byte of the mbarriers by which each group learns that it may multiply."""
         return self.flag_offset + BARRIER_BYTES * self.schedule.streamed
+
+    @property
+    def shared_bytes(self) -> int:
+        turns = self.schedule.groups if self.schedule.alternating else 0
+        return self.turn_offset + BARRIER_BYTES * turns
 
     @property
     def block_sums(self) -> int:
@@ -332,8 +351,24 @@ class HopperPlan:
             # Two sets of fragments, and a place for each depth of a stage.
             total += 2 * (rows * first + columns * second + self.schedule.depth)
         if self.schedule.in_registers:
-            total += rows * self.schedule.depth * first
+            total += self.fragment_registers
+        # What ptxas of CUDA 13 spills of kernels with 160 and 192 sums a thread says how many more.
+        total += PART_REGISTERS * self.schedule.streamed
+        total += INPUT_REGISTERS * bool(input_parameters(self.product))
         return -(-total // 8) * 8
+
+    @property
+    def fragment_sets(self) -> int:
+        """Number of sets of registers that the first factor is loaded into.
+
+        One is loaded while products read the other. A stage of one product begins with either.
+        """
+        return 1 if self.schedule.depth % 2 else 2
+
+    @property
+    def fragment_registers(self) -> int:
+        """Number of registers of a thread for the first factor."""
+        return self.fragment_sets * self.schedule.tile[0] * self.product.instruction.registers[0]
 
     @property
     def min_blocks(self) -> int:
@@ -350,8 +385,19 @@ class HopperPlan:
         return int(schedule.groups > 1)
 
     @property
+    def register_shares(self) -> tuple[int, int, int]:
+        """Registers of a thread at the launch, of producers, and of consumers.
+
+        Raises :class:`LoweringError` if groups have too few to pass on.
+        """
+        key = self.schedule.groups, self.by_threads
+        if key not in REGISTERS:
+            raise LoweringError(f"{self.schedule}: the registers of so many groups are too few")
+        return REGISTERS[key]
+
+    @property
     def register_limit(self) -> int:
         if self.schedule.groups == 1:
             share = MULTIPROCESSOR_REGISTERS // self.schedule.threads // 8 * 8
             return min(MAX_REGISTERS, share)
-        return CONSUMER_REGISTERS[self.by_threads]
+        return self.register_shares[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -22,7 +23,7 @@ from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import Gpu, estimate
 from cpembed.targets.cuda.refined_space import RefinedSpace
 
-GROUPS = (1, 2)
+GROUPS = (1, 2, 3)
 ROW_TILES = (1, 2)
 COLUMN_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DEPTHS = (4, 2, 1)
@@ -30,6 +31,9 @@ STAGES = (8, 6, 4, 3, 2)
 RASTER_GROUPS = (1, 4, 8)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 CLUSTERS = ((2, 1), (1, 2))
+
+CLOSE_RATIO = 1.02
+"""Ratio of estimates that are too close to choose by them alone."""
 
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 WARP_ROW_TILES = (1, 2, 4)
@@ -41,7 +45,8 @@ WARP_STAGES = (6, 4, 3, 2)
 class HopperSpace(RefinedSpace[HopperSchedule]):
     """Schedules of a product that fit a GPU, ranked by their estimated times.
 
-    Refinements are groups of blocks, splits, clusters, and last tiles that are divided. Warps of
+    Refinements are groups of blocks, splits, clusters, last tiles that are divided, and groups that
+    take turns. Warps of
     their own have no clusters: multicast is slow where they are used (PTX ISA,
     ``cp.async.bulk.tensor``), or missing (CUTLASS, Blackwell SM120 GEMMs: GeForce).
     """
@@ -55,6 +60,7 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
         "group": RASTER_GROUPS,
         "splits": SPLITS,
         "cluster": ((1, 1), *CLUSTERS),
+        "alternating": (False, True),
     }
 
     def __init__(self, product: HopperProduct, gpu: Gpu) -> None:
@@ -156,6 +162,9 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
         """Yield a schedule with groups of blocks, splits, clusters, or divided last tiles."""
         depth = self.product.tiled.tiles[3]
         clusters = () if self.of_warps else CLUSTERS
+        if schedule.groups > 1:
+            for cluster in ((1, 1), *CLUSTERS):
+                yield from self._with_stages(replace(schedule, alternating=True, cluster=cluster))
         for group, cluster in itertools.product(RASTER_GROUPS, clusters):
             # Whole clusters are resident, so that an odd multiprocessor stays idle.
             blocks = schedule.blocks and schedule.blocks // 2 * 2
@@ -181,8 +190,8 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
                 continue
 
     def rank(self, item: Scored[HopperSchedule]) -> tuple[float, ...]:
-        # Of estimates that are equal to three digits, longer rows come first, which take fewer
+        # Of estimates within a fiftieth of each other, longer rows come first, which take fewer
         # requests of TMA, then the schedule that reads less from main memory, and whose blocks
         # wait less.
-        cost, parts = float(f"{item.cost:.3g}"), item.parts
+        cost, parts = round(math.log(item.cost, CLOSE_RATIO)), item.parts
         return cost, -item.schedule.depth, parts["dram_us"], parts["latency_us"]

@@ -16,6 +16,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.factors import Numbers, digit_values
 from cpembed.targets.cuda.hopper.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.hopper.loads import factor_bytes
+from cpembed.targets.cuda.hopper.reads import SECTOR_BYTES
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.hopper.tiles import WorkItem
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
@@ -26,9 +27,6 @@ MATRIX_BYTES = 32
 """Number of bytes along the depth of the factors of one instruction."""
 
 WARPS = WARP_GROUP // LANES
-
-SECTOR_BYTES = 32
-"""Number of bytes of global memory that are read or written together."""
 
 COUNTER_BYTES = 4
 """Number of bytes of the count of a tile's parts."""
@@ -47,7 +45,7 @@ class HopperTraffic:
     image_bytes : int
         Bytes that bulk copies write to shared memory, zeros included.
     phases : int
-        Phases of mbarriers: each stage is filled and given back.
+        Phases of mbarriers: each stage is filled and given back, and groups give their turn on.
     shared_load_wavefronts, shared_store_wavefronts : int
         Wavefronts of threads: results, and factors that threads copy or load into registers.
     stored_bytes : int
@@ -159,7 +157,7 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
     # A copy to several blocks counts once.
     images = [factor_bytes(plan, n) // schedule.sharers(n) for n in range(2)]
     instructions = stages * schedule.depth * rows
-    warps = schedule.consumers // LANES
+    warps = schedule.readers
     loads = share.results * warps * _read_back(plan)
     if schedule.warps is not None:
         loads += stages * fragment_wavefronts(plan)
@@ -175,7 +173,7 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
         products=instructions * (WARPS if schedule.warps is None else schedule.block[1]),
         matrix_wavefronts=instructions * _matrix_wavefronts(plan),
         image_bytes=stages * sum(images),
-        phases=2 * stages,
+        phases=2 * stages + share.results * schedule.alternating,
         shared_load_wavefronts=loads + parts * warps,
         shared_store_wavefronts=share.results * warps * _staged(plan)
         + stages * copy_wavefronts(plan)
@@ -206,7 +204,7 @@ def fragment_wavefronts(plan: HopperPlan) -> int:
 
 def result_wavefronts(plan: HopperPlan) -> int:
     """Count the wavefronts of a block of results, or of a part of its sums."""
-    warps = plan.schedule.consumers // LANES
+    warps = plan.schedule.readers
     return warps * (_staged(plan) + _read_back(plan))
 
 

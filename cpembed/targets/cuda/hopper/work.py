@@ -6,7 +6,7 @@ import numpy as np
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.reads import mean_bytes
-from cpembed.targets.cuda.hopper.schedule import LAUNCH_REGISTERS, WARP_ROWS, HopperPlan
+from cpembed.targets.cuda.hopper.schedule import WARP_ROWS, HopperPlan
 from cpembed.targets.cuda.hopper.tiles import wave_reads
 from cpembed.targets.cuda.hopper.traffic import (
     HopperTraffic,
@@ -39,7 +39,7 @@ def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
         steps = -(-plan.order.tiles * plan.steps // plan.grid)
         items += 1
     schedule = plan.schedule
-    registers = plan.registers if schedule.groups == 1 else LAUNCH_REGISTERS
+    registers = plan.registers if schedule.groups == 1 else plan.register_shares[0]
     return KernelWork(
         "product",
         plan.grid,
@@ -52,6 +52,7 @@ def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
         compute=_compute(plan, counts, gpu),
         result=_result(plan, counts, gpu),
         results=items,
+        overlapped=schedule.alternating,
         dram_bytes=_bytes_from_dram(plan, gpu) + counts.stored_bytes,
         auxiliary=_auxiliary(plan, gpu),
     )
@@ -113,7 +114,7 @@ def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     elements = rows * columns * product.instruction.m * product.instruction.n
     shared = result_wavefronts(plan)
     vectors = elements / product.output.length / LANES
-    warps = plan.schedule.consumers // LANES
+    warps = plan.schedule.readers
     issue_of_warp = vectors / warps * RESULT_INSTRUCTIONS * gpu.unit.integer_cycles
     strips = elements / warps / (WARP_ROWS * plan.staging.columns)
     waits = strips * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)

@@ -78,14 +78,15 @@ def random_plan(rng: random.Random, product: HopperProduct) -> HopperPlan:
 def random_groups(rng: random.Random, product: HopperProduct) -> HopperSchedule:
     instruction = product.tiled.instruction
     columns = [count // instruction.n for count in column_counts(instruction)]
-    groups, depth = rng.choice((1, 2)), rng.choice((1, 2, 4))
+    groups, depth = rng.choice((1, 2, 2, 3)), rng.choice((1, 2, 4))
     tile = rng.choice((1, 1, 2)), rng.choice([n for n in columns if n <= 12] + [16, 32])
     ways, layouts = loads(rng, product, (groups * tile[0], tile[1]), depth)
     return HopperSchedule(
         groups, tile, depth, rng.choice((2, 3, 5)), ways,
         group=rng.choice((1, 2)), splits=rng.choice((1, 1, 2, 3)),
         blocks=rng.choice((0, 0, 1, 2, 5)), in_registers=rng.random() < 0.2, layouts=layouts,
-        streamed=rng.random() < 0.3, cluster=rng.choice(((1, 1), (1, 1), *CLUSTERS)),
+        alternating=rng.random() < 0.3, streamed=rng.random() < 0.3,
+        cluster=rng.choice(((1, 1), (1, 1), *CLUSTERS)),
     )  # fmt: skip
 
 

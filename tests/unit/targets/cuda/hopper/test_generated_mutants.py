@@ -28,6 +28,7 @@ SCHEDULES = {
     "threads": HopperSchedule(2, (1, 8), 2, 3, ("threads", "bulk")),
     "tensor": HopperSchedule(1, (1, 8), 2, 3, ("tensor", "tensor"), blocks=2),
     "registers": HopperSchedule(1, (2, 4), 4, 2, ("bulk", "tensor"), in_registers=True),
+    "turns": HopperSchedule(2, (1, 8), 2, 4, ("tensor", "tensor"), blocks=1, alternating=True),
     "warps": HopperSchedule(1, (2, 4), 4, 3, ("tensor", "bulk"), warps=(2, 2), blocks=2),
 }
 """Of warp groups, and of warps of their own."""
@@ -78,10 +79,23 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "no fence before products": ("tensor", r"cpembed_wgmma_fence\(\);", ""),
     "products of no group": ("tensor", r"cpembed_wgmma_commit\(\);", ""),
     "fragments are overwritten in flight": (
-        "registers", r"cpembed_wgmma_wait_0\(\);(\s+cpembed_ldmatrix)", r"\1",
+        "registers", r"cpembed_wgmma_wait_1\(\);", "",
     ),
     "fragments of the first warp": ("registers", r"\(warp_ptr\[0\] & 3\)", "0"),
     "fragments of another depth": ("registers", r"fragments_ptr\[4\]", "fragments_ptr[0]"),
+    "groups do not wait for their turn": (
+        "turns", r"cpembed_mbarrier_wait\(\(&\(shared_ptr\[\(\(consumer_ptr.*?;", "",
+    ),
+    "groups wait for the other parity of turns": (
+        "turns", r"\(int\)\(consumer_ptr\[0\] == 0\)", "(int)(consumer_ptr[0] == 1)",
+    ),
+    "a turn is not handed on": (
+        "turns", r"cpembed_mbarrier_arrive\(\(&\(shared_ptr\[\(+consumer_ptr.*?;", "",
+    ),
+    "stages of the other group are not skipped": (
+        "turns", r"later_ptr\[0\] = \(ring_ptr\[0\] \+ 6\)", "later_ptr[0] = ring_ptr[0]",
+    ),
+    "the parity of skipped stages stays": ("turns", r"\(later_ptr\[0\] / 4\) & 1", "0"),
     "warps do not wait for a stage": ("warps", r"cpembed_mbarrier_wait\(.*?, ring_ptr\[1\]\);", ""),
     "warps wait for the other parity": (
         "warps", r"(cpembed_mbarrier_wait\(.*?), ring_ptr\[1\]\);", r"\1, ring_ptr[1] ^ 1);",

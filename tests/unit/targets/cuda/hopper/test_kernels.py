@@ -18,7 +18,7 @@ from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.executor import COMPILER, Order
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
-from cpembed.targets.cuda.hopper.reads import loaded_bytes
+from cpembed.targets.cuda.hopper.reads import loaded
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
 from cpembed.targets.cuda.hopper.traffic import HopperTraffic, traffic
 from tests.unit.targets.cuda.hopper.products import (
@@ -90,7 +90,7 @@ def check_counts(kernels: CudaKernels) -> None:
         if plan.by_threads
         else counters.global_load_bytes,
     )
-    assert loaded_bytes(plan) == counters.bulk_load_bytes
+    assert loaded(plan) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
     assert expected.stored_sectors <= counters.global_store_sectors
     # Swizzles keep the operands of products apart.
     assert counters.wgmma_wavefronts == counters.wgmma_wavefronts_least

@@ -29,8 +29,9 @@ def test_large_products_reach_most_of_the_peak(size: int) -> None:
     # The traffic is what the emulator counts of smaller products: each stage's images.
     counts = traffic(HopperPlan(product, best.schedule))
     rows, columns = (n * tile for n, tile in zip(best.schedule.block, (64, 8), strict=True))
+    shared = rows // best.schedule.sharers(0) + columns // best.schedule.sharers(1)
     blocks = -(-size // rows) * -(-size // columns)
-    assert counts.image_bytes == blocks * (rows + columns) * size * 2
+    assert counts.image_bytes == blocks * shared * size * 2
     # Of the four warps of a group, each counts its part of an instruction.
     assert counts.products == blocks * best.schedule.block[0] * (size // 16) * 4
 

@@ -1,0 +1,190 @@
+"""Kernels of Triton for a product or a convolution, compiled without a GPU.
+
+    python peer_triton.py REQUEST.json FOLDER
+
+Needs Triton alone. The request is what :mod:`benchmarks.gpu.peers` writes; the answer, one line of
+JSON, has the cubin, the seconds and the bytes of shared memory.
+"""
+# pyright: basic
+# ruff: noqa: N803, N806
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+@triton.jit
+def product(
+    a,
+    b,
+    c,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """The product of Triton's tutorial 3: rows of both factors are contiguous along the depth."""
+    number = tl.program_id(0)
+    GROUP: tl.constexpr = 8
+    rows = tl.cdiv(M, BM)
+    a_group = GROUP * tl.cdiv(N, BN)
+    first = number // a_group * GROUP
+    size = min(rows - first, GROUP)
+    row = first + number % a_group % size
+    column = number % a_group // size
+    m = (row * BM + tl.arange(0, BM)) % M
+    n = (column * BN + tl.arange(0, BN)) % N
+    k = tl.arange(0, BK)
+    pa = a + m[:, None] * K + k[None, :]
+    pb = b + k[:, None] + n[None, :] * K
+    sums = tl.zeros((BM, BN), tl.float32)
+    for _ in range(tl.cdiv(K, BK)):
+        sums = tl.dot(tl.load(pa), tl.load(pb), sums)
+        pa += BK
+        pb += BK
+    m = row * BM + tl.arange(0, BM)
+    n = column * BN + tl.arange(0, BN)
+    inside = (m[:, None] < M) & (n[None, :] < N)
+    tl.store(c + m[:, None] * N + n[None, :], sums.to(tl.float16), mask=inside)
+
+
+@triton.jit
+def described_product(
+    a,
+    b,
+    c,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """The same with tensor descriptors, which TMA loads (tutorial 9)."""
+    number = tl.program_id(0)
+    GROUP: tl.constexpr = 8
+    rows = tl.cdiv(M, BM)
+    a_group = GROUP * tl.cdiv(N, BN)
+    first = number // a_group * GROUP
+    size = min(rows - first, GROUP)
+    row = first + number % a_group % size
+    column = number % a_group // size
+    da = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BM, BK])
+    db = tl.make_tensor_descriptor(b, [N, K], [K, 1], [BN, BK])
+    dc = tl.make_tensor_descriptor(c, [M, N], [N, 1], [BM, BN])
+    sums = tl.zeros((BM, BN), tl.float32)
+    for step in range(tl.cdiv(K, BK)):
+        x = da.load([row * BM, step * BK])
+        y = db.load([column * BN, step * BK])
+        sums = tl.dot(x, y.T, sums)
+    dc.store([row * BM, column * BN], sums.to(tl.float16))
+
+
+@triton.jit
+def convolution(
+    a,
+    b,
+    c,
+    IMAGES: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    OUT: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    PAD: tl.constexpr,
+    STRIDE: tl.constexpr,
+    P: tl.constexpr,
+    Q: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """An implicit product: rows are the pixels of all images, the depth taps and channels."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    y = m // Q % P * STRIDE - PAD
+    x = m % Q * STRIDE - PAD
+    image = m // (P * Q)
+    base = a + ((image * H + y) * W + x)[:, None] * C + k[None, :]
+    pb = b + n[None, :] * (R * S * C) + k[:, None]
+    sums = tl.zeros((BM, BN), tl.float32)
+    PARTS: tl.constexpr = C // BK
+    for step in range(R * S * PARTS):
+        tap = step // PARTS
+        r = tap // S
+        s = tap % S
+        inside = (y + r >= 0) & (y + r < H) & (x + s >= 0) & (x + s < W) & (image < IMAGES)
+        pa = base + (r * W + s) * C + step % PARTS * BK
+        rows = tl.load(pa, mask=inside[:, None], other=0.0)
+        columns = tl.load(pb + step * BK, mask=(n < OUT)[None, :], other=0.0)
+        sums = tl.dot(rows, columns, sums)
+    stored = (m[:, None] < IMAGES * P * Q) & (n[None, :] < OUT)
+    tl.store(c + m[:, None] * OUT + n[None, :], sums.to(tl.float16), mask=stored)
+
+
+def compile_kernel(request: dict, folder: Path) -> dict:
+    """Compile the kernel of a request, and write its cubin into the folder."""
+    sizes, tile = request["sizes"], request["tile"]
+    blocks = {"BM": tile[0], "BN": tile[1], "BK": tile[2]}
+    if request["kind"] == "gemm":
+        function = described_product if request["tma"] else product
+        constants = {"M": sizes["m"], "N": sizes["n"], "K": sizes["k"], **blocks}
+    else:
+        function = convolution
+        out = [
+            (sizes[x] + 2 * sizes["pad"] - sizes[f]) // sizes["stride"] + 1
+            for x, f in (("h", "r"), ("w", "s"))
+        ]
+        names = {"IMAGES": "n", "H": "h", "W": "w", "C": "c", "OUT": "k", "R": "r", "S": "s"}
+        constants = {name: sizes[size] for name, size in names.items()}
+        constants |= {"PAD": sizes["pad"], "STRIDE": sizes["stride"], "P": out[0], "Q": out[1]}
+        constants |= blocks
+    pointers = dict.fromkeys("abc", "*fp16")
+    source = ASTSource(
+        fn=function,
+        signature={**pointers, **dict.fromkeys(constants, "constexpr")},
+        constexprs=constants,
+        attrs={(number,): [["tt.divisibility", 16]] for number in range(3)},
+    )
+    options = {"num_warps": request["warps"], "num_stages": tile[3]}
+    start = time.perf_counter()
+    kernel = triton.compile(
+        source, target=GPUTarget("cuda", request["capability"], 32), options=options
+    )
+    seconds = time.perf_counter() - start
+    cubin = folder / f"triton_{request['stem']}.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    return {
+        "cubin": str(cubin),
+        "seconds": seconds,
+        "shared": kernel.metadata.shared,
+        "version": triton.__version__,
+    }
+
+
+def main() -> None:
+    """Run the command."""
+    folder = Path(sys.argv[2])
+    # What an earlier call compiled would take no time.
+    os.environ["TRITON_ALWAYS_COMPILE"] = "1"
+    request = json.loads(Path(sys.argv[1]).read_text())
+    print(json.dumps(compile_kernel(request, folder)))
+
+
+if __name__ == "__main__":
+    main()
