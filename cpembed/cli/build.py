@@ -41,6 +41,7 @@ class BuildArguments:
     loss: float | None
     instances: int | None
     pairs: PairPolicy
+    fuse: bool | None
     threads: int | None
     verbose: bool
     as_json: bool
@@ -71,6 +72,7 @@ class BuildArguments:
 )
 @model_options.ranges_options
 @model_options.pairs_option
+@options.fuse_option()
 @options.threads_option("the library, unless its caller says otherwise")
 @options.verbose_option
 @options.json_option
@@ -120,8 +122,10 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
             machine=values["machine"],
             seed=None,
             save=arguments.folder,
+            fuse=arguments.fuse,
             as_json=arguments.as_json,
         )
+    options.require_no_fusion(arguments.fuse)
     from cpembed.driver.gradients import names_gradient
 
     if names_gradient(words):

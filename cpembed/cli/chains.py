@@ -40,6 +40,7 @@ def run_chain_command(
     machine: str | None,
     seed: int | None,
     save: Path | None,
+    fuse: bool | None,
     as_json: bool,
 ) -> int:
     """Build, verify and print the kernel of a chain; return the exit code.
@@ -52,14 +53,20 @@ def run_chain_command(
         Seed of the data.
     save : Path or None
         Folder for the kernel.
+    fuse : bool or None
+        One kernel, or one for each product; None for what is estimated to be faster.
     """
     from cpembed.driver.chains import ChainResult, named_chain, run_chain
     from cpembed.report.chains import chain_report, chain_run_report
 
-    options.refuse_others("a chain of products", "machine", "seed", "save", "folder", "verbose")
+    options.refuse_others(
+        "a chain of products", "machine", "seed", "save", "folder", "fuse", "verbose"
+    )
     chain = named_chain(words, target)
     with output.ProgressLine() as progress:
-        result = run_chain(chain, target, machine=machine, seed=seed, save=save, progress=progress)
+        result = run_chain(
+            chain, target, machine=machine, seed=seed, save=save, fuse=fuse, progress=progress
+        )
     if isinstance(result, ChainResult):
         output.print_report(result, lambda: chain_report(result), as_json=as_json)
         return output.INFEASIBLE

@@ -304,6 +304,23 @@ def use_threads(threads: int | None) -> None:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
+def fuse_option() -> Callable[[F], F]:
+    """Return the option that says whether a chain of products is one kernel."""
+    return click.option(
+        "--fuse/--apart",
+        "fuse",
+        default=None,
+        help="Of a chain of products, make one kernel, or one for each product.  [default: what "
+        "is estimated to be faster]",
+    )
+
+
+def require_no_fusion(fuse: bool | None) -> None:
+    """Raise :class:`click.UsageError` if the option is given for a single product."""
+    if fuse is not None:
+        raise click.UsageError("--fuse and --apart apply to chains of products: leave them out")
+
+
 def file_option(name: str, text: str) -> Callable[[F], F]:
     """Return an option that names a file to write; an existing one is replaced."""
     kind = click.Path(dir_okay=False, path_type=Path)

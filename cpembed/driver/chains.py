@@ -86,13 +86,13 @@ class ChainResult(Displayed):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class ChainRun(Displayed):
-    """Verified execution of a chain's kernel.
+    """Verified execution of a chain's kernel, or of its products' kernels.
 
     Attributes
     ----------
     solved : ChainResult
     candidate : ChainCandidate
-        Kernel that was executed.
+        What was executed.
     seed : int
         Seed of the data.
     error, tolerance : float
@@ -116,6 +116,7 @@ class ChainRun(Displayed):
         return {
             **self.solved.to_json(),
             "executed": self.candidate.to_json(),
+            "fused": self.candidate is not self.solved.choice.unfused,
             "verified": True,
             "max_error": self.error,
             "tolerance": self.tolerance,
@@ -158,9 +159,10 @@ def run_chain(
     machine: str | None = None,
     seed: int | None = None,
     save: Path | None = None,
+    fuse: bool | None = None,
     progress: Progress | None = None,
 ) -> ChainRun | ChainResult:
-    """Build the best kernel of a chain, execute it, and compare its result with the definition.
+    """Build the best kernels of a chain, execute it, and compare its result with the definition.
 
     Parameters
     ----------
@@ -170,13 +172,16 @@ def run_chain(
         Seed of the data; by default fresh data.
     save : Path, optional
         Folder for the kernel.
+    fuse : bool, optional
+        True for one kernel, False for a kernel of each product; by default what is estimated to be
+        faster.
     progress : callable, optional
         Called with the stage and a count.
 
     Returns
     -------
     ChainRun or ChainResult
-        The choice if there is no kernel.
+        The choice if there are no such kernels.
 
     Raises
     ------
@@ -188,13 +193,13 @@ def run_chain(
     report = progress or silent
     report("search", 0)
     solved = solve_chain(chain, target, machine)
-    if not solved.choice.candidates:
+    candidate = solved.choice.candidate(fuse=fuse)
+    if candidate is None:
         return solved
     missing = open_target(solved.target).missing()
     if missing:
         raise BackendUnavailable("; ".join(missing))
     report("build", 0)
-    candidate = solved.choice.candidates[0]
     number = secrets.randbits(31) if seed is None else seed
     error, provenance, rows = worker.call(
         _execute, chain, solved.target, candidate, number, save, progress=report

@@ -58,7 +58,9 @@ class FusedAttention:
             mask, (shape, _) = arrays[3], self.chain.inputs[MASK]
             if mask.dtype == np.bool_:
                 mask = np.where(mask, np.float32(0), np.float32(-np.inf))
-            named[MASK] = np.broadcast_to(mask.reshape(mask.shape[-2:]), shape)
+            # Of the chain's dimensions keys alone may have one element in the network's mask.
+            repeated = (*shape[:-1], 1) if mask.shape[-1] == 1 else shape
+            named[MASK] = np.broadcast_to(mask.reshape(repeated), shape)
         return {
             name: named[name].astype(dtype, copy=False).reshape(shape)
             for name, (shape, dtype) in self.chain.inputs.items()
@@ -150,8 +152,6 @@ def attention_chain(kind: Attention, types: Sequence[TensorType]) -> ProductChai
     """
     if kind.factors not in FACTORS:
         raise LoweringError(f"chains multiply {', '.join(FACTORS)}, not {kind.factors}")
-    if kind.softcap:
-        raise LoweringError("limited scores (softcap) between the products of a chain")
     query, key, value = kind.sizes(types)
     extents = {"b": query["b"], "g": key["h"], "r": query["h"] // key["h"]}
     extents |= {"q": query["s"], "k": key["s"], "d": query["d"], "e": value["d"]}
@@ -182,20 +182,27 @@ def attention_chain(kind: Attention, types: Sequence[TensorType]) -> ProductChai
             (f"O[{o}] += P[b,g,r,q,k] * V[{v}]", "bgrqek", "values", ("P", "V")),
         )
     )
-    if kind.masked:
-        _check_mask(kind, types[3])
-    function = RowSoftmax(kind.scale, causal=kind.causal, masked=kind.masked)
+    function = RowSoftmax(
+        kind.scale,
+        causal=kind.causal,
+        mask=_mask_dimensions(kind, types[3], extents) if kind.masked else "",
+        cap=kind.softcap or None,
+    )
     return ProductChain(
         name="attention", first=first, second=second, function=function, output=kind.dtype
     )
 
 
-def _check_mask(kind: Attention, mask: TensorType) -> None:
-    """Raise :class:`LoweringError` for a mask that kernels of chains do not have."""
-    if any(size != 1 for size in mask.shape[:-2]) or len(mask.shape) < 2:
-        raise LoweringError("a mask of attention that differs by batch or head")
+def _mask_dimensions(kind: Attention, mask: TensorType, extents: Mapping[str, int]) -> str:
+    """Return the dimensions of a mask; raises :class:`LoweringError` if kernels have none such."""
     if mask.dtype == "bool" and kind.excluded > _HIDDEN:
         raise LoweringError(f"keys that a mask excludes have a score of {kind.excluded:g}")
+    sizes = {**extents, "h": extents["g"] * extents["r"]}
+    names = dict(zip(reversed("bhqk"), reversed(mask.shape), strict=False))
+    for name, size in names.items():
+        if size not in (1, sizes[name]):
+            raise LoweringError(f"a mask of attention of {size} of {sizes[name]} along {name}")
+    return "".join(name for name in "bhqk" if name == "k" or names.get(name, 1) != 1)
 
 
 def _factor_names(chain: ProductChain) -> tuple[str, str, str]:

@@ -39,6 +39,8 @@ def chain_run_report(run: ChainRun) -> Iterator[Block]:
     """Yield the chain, the kernel that was executed, and its verification."""
     result, candidate = run.solved, run.candidate
     rows = _request_rows(result)
+    fused = candidate is not result.choice.unfused
+    rows.append(("kernels", "one for the chain" if fused else "one for each product"))
     for number, mapping in enumerate(candidate.mappings):
         rows.append((("first", "second")[number], f"{mapping}, {candidate.identifiers[number]}"))
     rows.append(("schedule", candidate.schedule))
@@ -63,25 +65,25 @@ def _request_rows(result: ChainResult) -> list[Row]:
         ("inputs", sizes),
         (result.target.name, str(result.target.instruction.computation)),
     ]
-    if choice.candidates:
+    if choice.candidates or choice.unfused is not None:
         rows += _time_rows(result)
     return rows
 
 
 def _time_rows(result: ChainResult) -> list[Row]:
     choice = result.choice
-    fused = duration(choice.candidates[0].estimated_us)
-    if not choice.apart_us:
-        return [
-            ("fused", f"{fused} on {choice.machine}, estimated"),
-            ("apart", "no kernels: the operand between the products is too large"),
-        ]
-    unfused_us = sum(choice.apart_us.values())
+    fused = ("fused", f"no kernel: {choice.unavailable}")
+    if choice.candidates:
+        us = duration(choice.candidates[0].estimated_us)
+        verdict = ": faster than apart" if choice.fuses else ": slower than apart"
+        verdict *= choice.unfused is not None
+        fused = ("fused", f"{us} on {choice.machine}, estimated{verdict}")
+    if choice.unfused is None:
+        return [fused, ("apart", "no kernels: the operand between the products is too large")]
     parts = " + ".join(duration(us) for us in choice.apart_us.values())
-    verdict = "faster" if choice.fuses else "slower"
     return [
-        ("fused", f"{fused} on {choice.machine}, estimated: {verdict} than apart"),
-        ("apart", f"{duration(unfused_us)} ({parts}), estimated"),
+        fused,
+        ("apart", f"{duration(choice.unfused.estimated_us)} ({parts}), estimated"),
         ("saved", f"{data_size(choice.stored_bytes)} of the operand between the products"),
     ]
 

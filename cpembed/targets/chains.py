@@ -30,7 +30,7 @@ class ChainCandidate:
     via : str
         Place of the operand between the products.
     schedule : str
-        Schedule of the kernel.
+        Schedule of the kernel, or of each product's.
     estimated_us : float
     bound_by : str
         Unit that the kernel keeps busy for longest.
@@ -98,9 +98,11 @@ class ChainChoice:
         Kernels by estimate, the fastest first; one for each pair.
     unavailable : str
         Reason why there are no kernels; empty if there are.
+    unfused : ChainCandidate or None
+        Kernels that compute the chain without fusion; None if there are none, because the operand
+        between them is too large.
     apart_us : mapping of str to float
-        Estimated time of each of the kernels that compute the chain without fusion; empty if there
-        are none, because the operand between them is too large.
+        Estimated time of each of them.
     stored_bytes : int
         Bytes that these write and read of operands between them.
     machine : str
@@ -112,6 +114,7 @@ class ChainChoice:
     coupling: str
     candidates: tuple[ChainCandidate, ...]
     unavailable: str
+    unfused: ChainCandidate | None
     apart_us: Mapping[str, float]
     stored_bytes: int
     machine: str
@@ -121,8 +124,21 @@ class ChainChoice:
         """True if one kernel is estimated to be faster than a kernel for each product."""
         if not self.candidates:
             return False
-        # Without times, the products have no kernels of their own.
-        return not self.apart_us or self.candidates[0].estimated_us <= sum(self.apart_us.values())
+        return self.unfused is None or self.candidates[0].estimated_us <= self.unfused.estimated_us
+
+    def candidate(self, *, fuse: bool | None = None) -> ChainCandidate | None:
+        """Return the kernels to build; None if there are none.
+
+        Parameters
+        ----------
+        fuse : bool, optional
+            True for one kernel, False for kernels apart; by default what is estimated to be faster.
+        """
+        fused = next(iter(self.candidates), None)
+        if fuse is None:
+            fuse = self.fuses
+            return fused if fuse or self.unfused is None else self.unfused
+        return fused if fuse else self.unfused
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice for documents."""
@@ -133,6 +149,7 @@ class ChainChoice:
             "coupling": self.coupling,
             "candidates": [candidate.to_json() for candidate in self.candidates],
             "unavailable": self.unavailable,
+            "apart": None if self.unfused is None else self.unfused.to_json(),
             "apart_us": dict(self.apart_us),
             "stored_bytes": self.stored_bytes,
             "fuses": self.fuses,

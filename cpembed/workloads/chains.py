@@ -12,6 +12,7 @@ O[b, g, r, q, e] += (P[b, g, r, q, k] * V[b, g, k, e])
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,9 +30,14 @@ from cpembed.workloads.convolutions import conv2d
 from cpembed.workloads.family import Family, Parameter, ParameterKind
 
 Array = NDArray[Any]
+Inputs = Mapping[str, Array]
 
-LENGTHS, MASK, BIAS, SCALE = "Lengths", "Mask", "MiddleBias", "MiddleScale"
-"""Names of further inputs: keys of each batch, addends of the scores, vectors of the function."""
+LENGTHS, MASK, SINKS, BIAS, SCALE = "Lengths", "Mask", "Sinks", "MiddleBias", "MiddleScale"
+"""Names of further inputs: keys of each batch, mask of the scores, scores of no key, vectors of the
+function."""
+
+MASK_DTYPES = ("float32", "float16", "bfloat16", "uint8")
+"""Element types of masks."""
 
 ACTIVATIONS = ("none", "relu", "gelu", "silu", "tanh")
 """Functions that a pair of products has between them."""
@@ -56,16 +62,33 @@ class RowSoftmax:
         Factor of the scores.
     causal : int, optional
         Row i has the keys 0 to ``i + causal`` alone; None for all keys.
+    window : int, optional
+        Of the keys that :attr:`causal` leaves, row i has the last ones: ``i + causal - window + 1``
+        and later. None for all.
     lengths : bool
-        True if an input has the number of keys of each batch.
-    masked : bool
-        True if an input of float32, of shape ``[q, k]``, is added to the scores; -inf excludes.
+        True if an input has the number of keys of each batch. Numbers below 0 count as 0, those
+        beyond the last key as all keys.
+    mask : str
+        Dimensions of an input that masks scores, of ``b``, ``h``, ``q`` and ``k`` in this order; it
+        is the same along the others. Empty without a mask.
+    mask_dtype : str
+        Element type of the mask, one of :data:`MASK_DTYPES`: floats are added to the scores, of
+        which -inf excludes; of bytes, 0 excludes and other numbers do nothing.
+    cap : float, optional
+        Scores ``s`` become ``cap * tanh(s / cap)`` before masks; None to leave them.
+    sinks : bool
+        True if an input of float32 has a score of each head that takes weight from the keys and has
+        no value.
     """
 
     scale: float
     causal: int | None = None
+    window: int | None = None
     lengths: bool = False
-    masked: bool = False
+    mask: str = ""
+    mask_dtype: str = "float32"
+    cap: float | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,14 +157,29 @@ class ProductChain:
         if isinstance(self.function, RowSoftmax):
             if self.function.lengths:
                 inputs[LENGTHS] = (self.first.extents["b"],), "int32"
-            if self.function.masked:
-                inputs[MASK] = (self.first.extents["q"], columns), "float32"
+            if self.function.mask:
+                sizes = self.mask_sizes
+                shape = tuple(sizes[name] for name in self.function.mask)
+                inputs[MASK] = shape, self.function.mask_dtype
+            if self.function.sinks:
+                inputs[SINKS] = (self.mask_sizes["h"],), "float32"
             return inputs
         if self.function.bias:
             inputs[BIAS] = (columns,), self.first.output.dtype
         if self.function.scale:
             inputs[SCALE] = (columns,), "float32"
         return inputs
+
+    @property
+    def mask_sizes(self) -> dict[str, int]:
+        """Extents of the dimensions that a mask can have: batch, heads, queries and keys."""
+        extents = self.first.extents
+        return {
+            "b": extents["b"],
+            "h": extents["g"] * extents["r"],
+            "q": extents["q"],
+            "k": extents["k"],
+        }
 
     @property
     def columns(self) -> str:
@@ -157,16 +195,19 @@ class ProductChain:
         arrays: dict[str, Array] = {}
         for name, (shape, dtype) in self.inputs.items():
             if name == LENGTHS:
-                arrays[name] = random.integers(0, self.first.extents["k"] + 1, shape, np.int32)
+                # Numbers that are no lengths too, which are defined.
+                arrays[name] = random.integers(-2, self.first.extents["k"] + 3, shape, np.int32)
             elif name == SCALE:
                 arrays[name] = random.uniform(0.001, 0.02, shape).astype(np.float32)
+            elif name == MASK and dtype == "uint8":
+                arrays[name] = (random.random(shape) < 0.8).astype(np.uint8)
             elif is_integer(dtype):
                 low, high = (-100, 100) if dtype == "int32" else dtype_info(dtype).integer_range
                 arrays[name] = random.integers(low, high + 1, shape).astype(numpy_dtype(dtype))
             elif name == MASK:
                 mask = random.standard_normal(shape)
                 mask[random.random(shape) < 0.2] = -np.inf
-                arrays[name] = mask.astype(np.float32)
+                arrays[name] = mask.astype(numpy_dtype(dtype))
             else:
                 arrays[name] = random.standard_normal(shape).astype(numpy_dtype(dtype))
         return arrays
@@ -193,7 +234,7 @@ def reference(chain: ProductChain, inputs: Mapping[str, Array]) -> Array:
     exact = is_integer(chain.factors)
     sums = _contract(chain.first, [inputs[x.name] for x in chain.first.inputs], exact=exact)
     if isinstance(chain.function, RowSoftmax):
-        middle = _softmax(chain.function, sums, inputs)
+        middle = _softmax(chain, chain.function, sums, inputs)
     else:
         middle = _pointwise(chain, chain.function, sums, inputs)
     return _contract(chain.second, [middle, inputs[chain.second.inputs[1].name]], exact=exact)
@@ -258,20 +299,37 @@ def _window(
     return image
 
 
-def _softmax(function: RowSoftmax, sums: Array, inputs: Mapping[str, Array]) -> Array:
+def _softmax(chain: ProductChain, function: RowSoftmax, sums: Array, inputs: Inputs) -> Array:
     rows, keys = sums.shape[-2:]
     scores = sums * function.scale
-    if function.masked:
-        scores = scores + inputs[MASK].astype(np.float64)
+    if function.cap is not None:
+        scores = function.cap * np.tanh(scores / function.cap)
+    if function.mask:
+        sizes, mask = chain.mask_sizes, inputs[MASK]
+        shape = [sizes[name] if name in function.mask else 1 for name in "bhqk"]
+        if function.mask_dtype == "uint8":
+            mask = np.where(mask, 0.0, -np.inf)
+        # Heads are those of keys, and the ones that share them.
+        heads = chain.first.extents["g"], chain.first.extents["r"]
+        split = heads if "h" in function.mask else (1, 1)
+        scores = scores + mask.astype(np.float64).reshape(shape[0], *split, *shape[2:])
     if function.causal is not None:
         last = _numbers(rows).reshape(-1, 1) + function.causal
         scores = np.where(_numbers(keys) > last, -np.inf, scores)
+        if function.window is not None:
+            scores = np.where(_numbers(keys) <= last - function.window, -np.inf, scores)
     if function.lengths:
         lengths = inputs[LENGTHS].reshape(-1, 1, 1, 1, 1)
         scores = np.where(_numbers(keys) >= lengths, -np.inf, scores)
     top = scores.max(axis=-1, keepdims=True)
-    powers = np.exp(scores - np.where(top == -np.inf, 0, top))
-    total = powers.sum(axis=-1, keepdims=True)
+    sinks = np.full((1, 1, 1, 1, 1), -np.inf)
+    if function.sinks:
+        heads = chain.first.extents["g"], chain.first.extents["r"]
+        sinks = inputs[SINKS].astype(np.float64).reshape(1, *heads, 1, 1)
+        top = np.maximum(top, sinks)
+    centre = np.where(top == -np.inf, 0, top)
+    powers = np.exp(scores - centre)
+    total = powers.sum(axis=-1, keepdims=True) + np.exp(sinks - centre)
     return powers / np.where(total == 0, 1, total)
 
 
@@ -337,8 +395,12 @@ def _attention(
     e: int = 0,
     causal: bool = False,
     offset: int | None = None,
+    window: int = 0,
     lengths: bool = False,
-    mask: bool = False,
+    mask: str | bool = "",
+    mask_type: str = "float32",
+    cap: str = "",
+    sinks: bool = False,
     layout: str = "BHSD",
     scale: str = "",
     dtype: str = "float16",
@@ -369,21 +431,52 @@ def _attention(
     )
     if offset is not None and not causal:
         raise family.error("offset is of causal=1: add it")
+    if window and not causal:
+        raise family.error("window is of causal=1: add it, with offset=N for keys after the query")
     limit = (k - q if offset is None else offset) if causal else None
-    function = RowSoftmax(_scale(family, scale, d), limit, lengths, mask)
+    if mask_type not in MASK_DTYPES:
+        raise family.error(f"mask_type={mask_type} is none of {' '.join(MASK_DTYPES)}")
+    function = RowSoftmax(
+        scale=_number(family, "scale", scale) if scale else 1 / math.sqrt(d),
+        causal=limit,
+        window=window or None,
+        lengths=lengths,
+        mask=_mask(family, mask),
+        mask_dtype=mask_type,
+        cap=_cap(family, cap),
+        sinks=sinks,
+    )
     return ProductChain(
         name=family.name, first=first, second=second, function=function, output=stored
     )
 
 
-def _scale(family: Family[ProductChain], text: str, depth: int) -> float:
+def _number(family: Family[ProductChain], name: str, text: str) -> float:
     try:
-        scale = float(text) if text else 1 / math.sqrt(depth)
+        number = float(text)
     except ValueError:
-        raise family.error(f"scale={text} is not a number") from None
-    if not math.isfinite(scale):
-        raise family.error(f"scale={text} is not a finite number")
-    return scale
+        raise family.error(f"{name}={text} is not a number") from None
+    if not math.isfinite(number):
+        raise family.error(f"{name}={text} is not a finite number")
+    return number
+
+
+def _cap(family: Family[ProductChain], text: str) -> float | None:
+    number = _number(family, "cap", text) if text else None
+    if number is not None and number <= 0:
+        raise family.error(f"cap={text} is not positive")
+    return number
+
+
+def _mask(family: Family[ProductChain], value: str | bool) -> str:
+    """Return the dimensions of a mask: queries and keys if there is just one."""
+    if isinstance(value, bool):
+        value = "1" if value else ""
+    dimensions = {"0": "", "1": "qk"}.get(value, value)
+    # In the order of the scores, each at most once.
+    if dimensions and not re.fullmatch("b?h?q?k", dimensions):
+        raise family.error(f"mask={value} is none of 0, 1, and dimensions of bhqk that end in k")
+    return dimensions
 
 
 def _output(family: Family[ProductChain], dtype: str, output: str) -> str:
@@ -495,8 +588,16 @@ FAMILIES: dict[str, Family[ProductChain]] = {
                 Parameter("e", "depth of values, by default d", default="0"),
                 Parameter("causal", "1: the last query has all keys", ParameterKind.FLAG, "0"),
                 Parameter("offset", "keys before the first query's, with causal=1", default=""),
+                Parameter("window", "number of last keys that a query has, with causal=1",
+                          default="0"),
                 Parameter("lengths", "1: keys of each batch are an input", ParameterKind.FLAG, "0"),
-                Parameter("mask", "1: addends of scores are an input", ParameterKind.FLAG, "0"),
+                Parameter("mask", "dimensions of an input that masks scores: 1 or qk, hqk, bk, ...",
+                          ParameterKind.CHOICE, "0"),
+                Parameter("mask_type", "element type of the mask, whose values are added; uint8: 0 "
+                          "hides", ParameterKind.CHOICE, "float32", MASK_DTYPES),
+                Parameter("cap", "scores s become cap tanh(s / cap)", ParameterKind.CHOICE, ""),
+                Parameter("sinks", "1: a score of each head, of no key, is an input",
+                          ParameterKind.FLAG, "0"),
                 Parameter(
                     "layout", "order of axes", ParameterKind.CHOICE, "BHSD", ("BHSD", "BSHD")
                 ),
@@ -559,7 +660,7 @@ def parse_chain(words: Sequence[str]) -> ProductChain:
     """
     name, *settings = " ".join(words).split()
     family = FAMILIES[name]
-    flags = {p.name for p in family.parameters if p.kind is ParameterKind.FLAG}
+    flags = {p.name for p in family.parameters if p.kind is ParameterKind.FLAG} | {"mask"}
     values: dict[str, object] = {}
     for word in settings:
         key, separator, value = word.partition("=")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -102,6 +103,13 @@ class CudaText:
     architectures: tuple[str, ...] = ARCHITECTURES
 
 
+def text_digest(text: CudaText) -> str:
+    """Return the SHA-256 of a text's functions, in any order, and of its launches."""
+    # TVM writes device functions in an order that differs from call to call.
+    definitions = sorted(part.strip() for part in re.split(r"\n(?=[^\s}])", text.source))
+    return hashlib.sha256(repr((definitions, text.kernels)).encode()).hexdigest()
+
+
 def functions(plan: Plan) -> dict[str, tuple[Writer, Launch]]:
     """Return the kernels of a plan by name, in the order in which they run."""
     product, kernels = plan.product, dict[str, tuple[Writer, Launch]]()
@@ -139,7 +147,7 @@ Viewed = tuple[Parameter, TensorMap]
 def generate(
     kernels: Mapping[str, tuple[Writer, Launch]],
     architecture: str,
-    maps: Mapping[str, Viewed] | None = None,
+    maps: Mapping[str, Mapping[str, Viewed]] | None = None,
 ) -> CudaText:
     """Generate kernels as CUDA C++.
 
@@ -149,8 +157,8 @@ def generate(
         Function and launch of each kernel by name, in the order in which they run.
     architecture : str
         Architecture that TVM generates for, ``sm_80`` for instance.
-    maps : mapping of str to (Parameter, TensorMap), optional
-        Parameters that are tensor maps, by name.
+    maps : mapping of str to mapping, optional
+        Parameters that are tensor maps, by name of the kernel and of the parameter.
 
     Raises
     ------
@@ -175,7 +183,10 @@ def generate(
     return CudaText(
         source,
         tuple(
-            Kernel(launch, _parameters(source, launch.kernel, prim_funcs[name], maps or {}))
+            Kernel(
+                launch,
+                _parameters(source, launch.kernel, prim_funcs[name], (maps or {}).get(name, {})),
+            )
             for name, (_, launch) in kernels.items()
         ),
     )

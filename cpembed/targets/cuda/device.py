@@ -74,6 +74,7 @@ def _definitions() -> Iterator[_Definition]:
     # Its argument makes TVM allocate shared memory up to there.
     yield "cpembed_reserve", "const void* shared", []
     yield _power()
+    yield _packed()
     yield "cpembed_cp_async_commit", "", ['asm volatile("cp.async.commit_group;" ::: "memory");']
     for left in range(MAX_GROUPS):
         wait = f'asm volatile("cp.async.wait_group {left};" ::: "memory");'
@@ -130,6 +131,13 @@ def _power() -> _Definition:
     # exp2f scales arguments with tiny results, which takes three more instructions.
     register = '"+f"(*static_cast<float*>(registers))'
     return "cpembed_exp2", "void* registers", [f'asm("ex2.approx.ftz.f32 %0, %0;" : {register});']
+
+
+def _packed() -> _Definition:
+    # Two registers of 16 bits, the lower one first.
+    pair = '"=r"(*static_cast<unsigned int*>(registers))'
+    convert = f'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : {pair} : "f"(high), "f"(low));'
+    return "cpembed_pack_bfloat16", "void* registers, float low, float high", [convert]
 
 
 def _opaque() -> _Definition:

@@ -17,27 +17,48 @@ from cpembed.targets.cuda.epilogue import (
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.writer import PARTIAL, Writer, guarded_place, register_pointer
 
+STATISTICS = "Statistics"
+"""Name of the buffer of the statistics of parts of a softmax: of each part and row the largest
+score, as the exponent of a power of two, and the sum of powers."""
+
 REDUCTION_THREADS = 256
 """Number of threads of a block that adds parts."""
 
 
-def reduction_kernel(product: TiledProduct, splits: int) -> Writer:
-    """Return the function ``main`` that adds the parts of a split reduction."""
+def reduction_kernel(product: TiledProduct, splits: int, *, weighted: bool = False) -> Writer:
+    """Return the function ``main`` that adds the parts of a split reduction.
+
+    Parameters
+    ----------
+    product : TiledProduct
+    splits : int
+        Number of parts.
+    weighted : bool
+        The first factor is a softmax, of which each part has some keys: parts are weighted by the
+        statistics of their rows.
+    """
     elements = product.output.layout.elements
     writer = Writer()
-    declared = [
-        buffer(PARTIAL, splits * elements, product.sums),
+    declared = [buffer(PARTIAL, splits * elements, product.sums)]
+    if weighted:
+        declared.append(buffer(STATISTICS, 2 * splits * _rows(product), "float32"))
+    declared += [
         *input_declarations(product),
         *output_declarations(product),
     ]
     writer.script.line(HEADER)
     with writer.script.nested(f"def main({', '.join(declared)}):"):
         writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        _write_reduction(writer, product, splits)
+        _write_reduction(writer, product, splits, weighted=weighted)
     return writer
 
 
-def _write_reduction(writer: Writer, product: TiledProduct, splits: int) -> None:
+def _rows(product: TiledProduct) -> int:
+    """Return the number of rows of the result, whose last dimension is one row."""
+    return product.output.layout.elements // product.output.layout.original_shape[-1]
+
+
+def _write_reduction(writer: Writer, product: TiledProduct, splits: int, *, weighted: bool) -> None:
     script = writer.script
     elements, sums = product.output.layout.elements, product.sums
     blocks = -(-elements // REDUCTION_THREADS)
@@ -56,11 +77,20 @@ def _write_reduction(writer: Writer, product: TiledProduct, splits: int) -> None
         script.line(f'total = T.alloc_buffer((1,), "{sums}", scope="local")')
         script.line(f'one = T.alloc_buffer((1,), "{sums}", scope="local")')
         script.line(f"total[0] = T.{sums}(0)")
+        if weighted:
+            _write_largest(writer, product, splits)
         with script.nested(f"for other in T.serial({splits}):"):
             pointer = f"T.address_of({PARTIAL}[other * {elements} + place])"
             register = register_pointer("one", "0")
             writer.call(f"cpembed_load_{size_bytes(sums)}", register, pointer, "valid")
+            if weighted:
+                _write_weight(writer, product)
+                script.line("one[0] = one[0] * weight[0]")
             script.line("total[0] = total[0] + one[0]")
+        if weighted:
+            # A row that no part has a key of is zero.
+            script.line("powers[0] = T.Select(powers[0] == T.float32(0), T.float32(1), powers[0])")
+            script.line("total[0] = total[0] / powers[0]")
         vector = ResultVector(
             sums="total",
             length=1,
@@ -68,6 +98,31 @@ def _write_reduction(writer: Writer, product: TiledProduct, splits: int) -> None
             residual=lambda _: "place",
         )
         store_results(writer, product, vector)
+
+
+def _statistic(product: TiledProduct, part: str, number: int) -> str:
+    length = product.output.layout.original_shape[-1]
+    return f"{STATISTICS}[({part} * {_rows(product)} + place // {length}) * 2 + {number}]"
+
+
+def _write_largest(writer: Writer, product: TiledProduct, splits: int) -> None:
+    """Write the largest score of a row over all parts."""
+    script = writer.script
+    for name in ("largest", "powers", "weight"):
+        script.line(f'{name} = T.alloc_buffer((1,), "float32", scope="local")')
+    script.lines(('largest[0] = T.float32("-inf")', "powers[0] = T.float32(0)"))
+    with script.nested(f"for other in T.serial({splits}):"):
+        script.line(f"largest[0] = T.max(largest[0], {_statistic(product, 'other', 0)})")
+    # Powers of a row without keys are zero, not NaN.
+    script.line('largest[0] = T.Select(largest[0] == T.float32("-inf"), T.float32(0), largest[0])')
+
+
+def _write_weight(writer: Writer, product: TiledProduct) -> None:
+    """Write the weight of a part, and its share of the sum of powers."""
+    script = writer.script
+    script.line(f"weight[0] = {_statistic(product, 'other', 0)} - largest[0]")
+    writer.call("cpembed_exp2", register_pointer("weight", "0"))
+    script.line(f"powers[0] = powers[0] + {_statistic(product, 'other', 1)} * weight[0]")
 
 
 def flat_channel(product: TiledProduct, place: str) -> str:

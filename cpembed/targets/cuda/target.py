@@ -10,19 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import msgspec
 
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
+from cpembed.runtime.tuning.database import PlainTrial
 from cpembed.runtime.tuning.space import Scored
-from cpembed.targets.base import Array, Details, Execution, Row, Target
+from cpembed.targets.base import Array, Details, Row, Target
 from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
-from cpembed.targets.cuda.executor import COMPILER, Counters, Order
+from cpembed.targets.cuda.chain_target import ChainTarget, counter_rows
+from cpembed.targets.cuda.executor import COMPILER, Counters
 from cpembed.targets.cuda.hopper.build import cuda_text as bulk_text
 from cpembed.targets.cuda.hopper.limits import check as check_bulk
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
@@ -30,16 +33,11 @@ from cpembed.targets.cuda.hopper.space import HopperSpace
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
 from cpembed.targets.cuda.refined_space import RefinedSpace
-from cpembed.targets.cuda.saving import identifier, save
 from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
+from cpembed.targets.cuda.tuning import MEASURED, CudaTuner
 from cpembed.transform.program import DerivedProgram
-
-if TYPE_CHECKING:
-    from cpembed.targets.chains import ChainCandidate, ChainChoice
-    from cpembed.targets.cuda.chains.build import ChainKernels
-    from cpembed.workloads.chains import ProductChain
 
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 ROW_TILES = (1, 2, 4)
@@ -72,17 +70,25 @@ class CudaSpace(RefinedSpace[AnySchedule]):
     }
 
     def __init__(self, product: TiledProduct, gpu: Gpu) -> None:
-        super().__init__(gpu)
-        self.product = product
+        super().__init__(product, gpu)
         self.bulk: HopperSpace | None = None
         if product.instruction.kind == "mma" and gpu.has_bulk_copies:
             self.bulk = HopperSpace(HopperProduct(product), gpu)
 
+    @property
+    def product(self) -> TiledProduct:
+        return self.tiled
+
+    @property
+    def product_units(self) -> int:
+        # Each scheduler has a tensor core.
+        return self.gpu.unit.schedulers
+
     def first_blocks(self, count: int) -> list[Scored[AnySchedule]]:
-        """Return the first schedules of different blocks or splits, of the smallest estimates."""
-        first: dict[tuple[object, ...], Scored[AnySchedule]] = {}
+        """Return the first schedules of different groups, of the smallest estimates."""
+        first: dict[object, Scored[AnySchedule]] = {}
         for item in self.ranked():
-            first.setdefault((item.schedule.block, item.schedule.splits), item)
+            first.setdefault(self.group(item.schedule), item)
             if len(first) == count:
                 break
         return list(first.values())
@@ -158,9 +164,6 @@ def _useful(numbers: Sequence[int], extent: int) -> list[int]:
     return [number for number in numbers if number < 2 * extent] or [numbers[0]]
 
 
-MEASURED = 3
-"""Number of schedules with the smallest estimates that are worth measuring before one is taken."""
-
 FIRST_LOSS, MEASURED_LOSS = 1.08, 1.01
 """Time of the schedule with the smallest estimate, and of the fastest of the first
 :data:`MEASURED`, over that of the fastest of all: geometric means of six layers whose schedules
@@ -202,28 +205,13 @@ class CudaDetails(Details):
         return [("measure", text)]
 
 
-def counter_rows(counters: Counters) -> list[Row]:
-    """Return the lines about the counters of a run."""
-    products = sum(counters.mma.values())
-    loads, stores = counters.shared_load_wavefronts, counters.shared_store_wavefronts
-    loaded, stored = counters.global_load_sectors, counters.global_store_sectors
-    rows = [
-        ("counted", f"{products:,} products of the instruction"),
-        ("shared", f"{loads:,} wavefronts of loads, {stores:,} of stores"),
-        ("global", f"{loaded:,} sectors loaded, {stored:,} stored"),
-    ]
-    copied, sectors = counters.bulk_load_bytes, counters.bulk_load_sectors
-    if copied:
-        rows.append(("bulk copies", f"{copied:,} bytes loaded in {sectors:,} sectors"))
-    return rows
-
-
-class CudaTarget(SavingTarget, Target[TiledProduct, AnySchedule, CudaKernels]):
+class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, AnySchedule, CudaKernels]):
     """Emulated Tensor Cores; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
     follows_machine = True
     has_tensorir = True
+    tuner = CudaTuner
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -271,6 +259,14 @@ class CudaTarget(SavingTarget, Target[TiledProduct, AnySchedule, CudaKernels]):
         # Readers of documents know this member as ``ways``.
         return {("ways" if name == "layouts" else name): v for name, v in document.items()}
 
+    def schedule_of(self, trial: PlainTrial) -> AnySchedule:
+        return self.schedule_from(trial.schedule)
+
+    def schedule_from(self, document: Mapping[str, Any]) -> AnySchedule:
+        """Return the schedule of :meth:`schedule_json`."""
+        named = {("layouts" if name == "ways" else name): v for name, v in document.items()}
+        return msgspec.convert(named, HopperSchedule if "loads" in named else KernelSchedule)
+
     def schedule_text(self, embedding: Embedding, schedule: AnySchedule) -> str:
         return str(schedule)
 
@@ -281,28 +277,3 @@ class CudaTarget(SavingTarget, Target[TiledProduct, AnySchedule, CudaKernels]):
         scored = space.scored(plan.schedule)
         first = tuple((str(item.schedule), item.cost) for item in space.first_blocks(MEASURED))
         return CudaDetails(artifact.counters, scored.cost, self.gpu.name, first)
-
-    # -- chains of products -----------------------------------------------------------------------
-
-    def chain_choice(self, chain: ProductChain) -> ChainChoice:
-        from cpembed.targets.cuda.chains.choice import choose
-
-        return choose(chain, self.spec, self.gpu)
-
-    def build_chain(self, candidate: ChainCandidate) -> ChainKernels:
-        from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
-
-        plan = candidate.plan
-        return ChainKernels(plan, chain_text(plan, self.gpu.architecture))
-
-    def execute_chain(self, artifact: ChainKernels, inputs: Mapping[str, Array]) -> Execution:
-        outputs = tuple(artifact.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
-        return Execution(outputs, self.provenance)
-
-    def chain_rows(self, artifact: ChainKernels) -> Sequence[Row]:
-        return counter_rows(artifact.counters)
-
-    def save_chain(self, artifact: ChainKernels, folder: Path) -> None:
-        from cpembed.targets.cuda.chains.saving import saved_chain
-
-        save(saved_chain(artifact, self.spec, identifier(folder.name)), folder)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from cpembed.ir.reference import reference
 from cpembed.workloads.chains import (
     LENGTHS,
     MASK,
+    SINKS,
     Pointwise,
     RowSoftmax,
     attention,
@@ -135,3 +139,57 @@ def test_words_name_chains_and_their_flags() -> None:
 def test_wrong_words_are_refused(words: str, problem: str) -> None:
     with pytest.raises(WorkloadError, match=problem):
         parse_chain(words.split())
+
+
+def test_masks_of_any_dimensions_windows_caps_and_sinks() -> None:
+    """Beside a softmax that is written out for each row."""
+    words = "attention b=2 h=4 kv=2 q=5 k=7 d=3 e=2 causal offset=3 window=4 lengths cap=2 sinks"
+    random = np.random.default_rng(1)
+    for dimensions in ("k", "qk", "hqk", "bk", "bqk", "bhqk", "hk"):
+        for dtype in ("float32", "uint8"):
+            chain = parse_chain([*words.split(), f"mask={dimensions}", f"mask_type={dtype}"])
+            arrays = chain.random_inputs(int(random.integers(100)))
+            output = chain.evaluate(arrays)
+            for b, h, q in itertools.product(range(2), range(4), range(5)):
+                expected = one_row(arrays, dimensions, (b, h, q))
+                np.testing.assert_allclose(output[b, h // 2, h % 2, q], expected, atol=1e-12)
+
+
+def one_row(
+    arrays: Mapping[str, Any], dimensions: str, place: tuple[int, int, int]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Attention of a query: keys one after the other."""
+    b, h, q = place
+    total, sums = math.exp(float(arrays[SINKS][h])), np.zeros(2)
+    for k in range(7):
+        score = float(
+            arrays["Q"][b, h // 2, h % 2, q].astype(float) @ arrays["K"][b, h // 2, k].astype(float)
+        )
+        score = 2 * math.tanh(score / math.sqrt(3) / 2)
+        numbers = {"b": b, "h": h, "q": q, "k": k}
+        mask = arrays[MASK][tuple(numbers[name] for name in dimensions)]
+        if mask.dtype == np.uint8:
+            score += 0.0 if mask else -math.inf
+        else:
+            score += float(mask)
+        if not q + 3 - 4 < k <= q + 3 or k >= arrays[LENGTHS][b]:
+            score = -math.inf
+        total += math.exp(score)
+        sums += math.exp(score) * arrays["V"][b, h // 2, k].astype(float)
+    return sums / total
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        ("mask=kq", "mask=kq is none of"),
+        ("mask=hq", "mask=hq is none of"),
+        ("mask mask_type=float64", "mask_type=float64 is none of"),
+        ("window=3", "window is of causal=1"),
+        ("cap=-1", "cap=-1 is not positive"),
+        ("cap=nan", "cap=nan is not a finite number"),
+    ],
+)
+def test_masks_that_mean_nothing_are_refused(words: str, problem: str) -> None:
+    with pytest.raises(WorkloadError, match=problem):
+        parse_chain(f"attention b=1 h=1 q=2 k=2 d=2 {words}".split())

@@ -8,13 +8,27 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from cpembed.codegen.plan import storage_dtype
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.targets.cuda.build import CudaText, flat_bits, generate
+from cpembed.targets.cuda.build import (
+    CudaText,
+    Parameter,
+    Tensor,
+    Viewed,
+    argument_of,
+    flat_bits,
+    generate,
+)
+from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.emit import chain_kernel, parameters_of
+from cpembed.targets.cuda.chains.group_emit import group_kernel, map_name
+from cpembed.targets.cuda.chains.group_plan import GroupPlan
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
 from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
+from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
 from cpembed.targets.cuda.writer import Writer
+from cpembed.workloads.chains import RowSoftmax
 
 Array = NDArray[Any]
 
@@ -28,25 +42,69 @@ def functions(plan: ChainPlan) -> dict[str, tuple[Writer, Launch]]:
             launch = Launch(f"{name}_kernel", (blocks, 1, 1), (PACKING_THREADS, 1, 1))
             kernels[name] = packing_kernel(factor.operand, factor.role), launch
     rows, columns, batch = plan.blocks
-    threads = (plan.schedule.threads, 1, 1)
-    launch = Launch("chain_kernel", (rows * columns, batch, 1), threads, plan.shared_bytes)
-    kernels["chain"] = chain_kernel(plan), launch
+    splits = plan.schedule.splits
+    grid, threads = (rows * columns, batch, splits), (plan.threads, 1, 1)
+    writer = group_kernel(plan) if isinstance(plan, GroupPlan) else chain_kernel(plan)
+    kernels["chain"] = writer, Launch("chain_kernel", grid, threads, plan.shared_bytes)
+    if splits > 1:
+        weighted = isinstance(plan.chain.function, RowSoftmax)
+        writer = reduction_kernel(plan.second, splits, weighted=weighted)
+        blocks = -(-plan.second.output.layout.elements // REDUCTION_THREADS)
+        launch = Launch("reduction_kernel", (blocks, 1, 1), (REDUCTION_THREADS, 1, 1))
+        kernels["reduction"] = writer, launch
     return kernels
 
 
-def chain_text(plan: ChainPlan, architecture: str) -> CudaText:
+def chain_text(plan: ChainPlan | ApartPlan, architecture: str) -> CudaText:
     """Generate the kernels of a plan as CUDA C++.
 
     Raises :class:`~cpembed.errors.LoweringError` if TVM rejects them.
     """
-    return generate(functions(plan), architecture)
+    if isinstance(plan, ApartPlan):
+        return plan.text(architecture)
+    return generate(functions(plan), architecture, {"chain": _tensor_maps(plan)})
+
+
+def _tensor_maps(plan: ChainPlan) -> dict[str, Viewed]:
+    """Return the parameters that are tensor maps, with the buffers that they describe."""
+    maps = dict[str, Viewed]()
+    if isinstance(plan, GroupPlan):
+        for factor in plan.factors:
+            layout = factor.operand.layout
+            buffer = Parameter(factor.role, layout.elements, storage_dtype(layout.dtype))
+            maps[map_name(factor.role)] = buffer, plan.tensor_maps[factor.role]
+    return maps
+
+
+def operands_of(plan: ChainPlan | ApartPlan) -> tuple[Tensor, ...]:
+    """Return the tensors that the kernels of a plan read, in their original layouts."""
+    if isinstance(plan, ApartPlan):
+        return plan.operands
+    packed = {f.role for f in plan.factors if f.operand.needs_packing}
+    return tuple(
+        Tensor(f"{name}_original" if name in packed else name, tensor, *plan.chain.inputs[tensor])
+        for name, tensor in parameters_of(plan).items()
+    )
+
+
+def prepares_of(plan: ChainPlan | ApartPlan) -> frozenset[str]:
+    """Return the names of the kernels that pack weights, which run before all calls."""
+    if isinstance(plan, ApartPlan):
+        return plan.prepares
+    return frozenset(
+        f"pack_{factor.role}_kernel"
+        for factor in plan.factors
+        if factor.operand.needs_packing
+        and factor.role != "A"
+        and not factor.product.program.workload.inputs[1].varies
+    )
 
 
 @dataclass(eq=False)
 class ChainKernels:
     """Generated kernels of a chain."""
 
-    plan: ChainPlan
+    plan: ChainPlan | ApartPlan
     text: CudaText
     kernel_counters: dict[str, Counters] = field(default_factory=dict[str, Counters])
     """Counters of the last run by kernel."""
@@ -71,18 +129,13 @@ class ChainKernels:
         ExecutionFault
             If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
-        packed = {f.role for f in self.plan.factors if f.operand.needs_packing}
         memory: dict[str, Array | DeviceArray] = {
-            f"{name}_original" if name in packed else name: flat_bits(inputs[tensor])
-            for name, tensor in parameters_of(self.plan).items()
+            tensor.buffer: flat_bits(inputs[tensor.tensor]) for tensor in operands_of(self.plan)
         }
         program = compile_text(self.text.source)
         self.kernel_counters = {}
         for kernel in self.text.kernels:
-            arguments = [
-                memory.setdefault(p.name, DeviceArray.unwritten(p.elements, p.dtype))
-                for p in kernel.parameters
-            ]
+            arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
             name = kernel.launch.kernel
             self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         second = self.plan.second

@@ -9,8 +9,9 @@ from cpembed.embedding.coupling import Coupling, Mismatch
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.targets.chains import ChainCandidate, ChainChoice, PairCount
+from cpembed.targets.cuda.chains.apart import ApartPlan, plan_apart
 from cpembed.targets.cuda.chains.model import UnfusedTimes, estimate_apart
-from cpembed.targets.cuda.chains.pairs import Pairs, find_pairs, prove
+from cpembed.targets.cuda.chains.pairs import Pair, Pairs, find_pairs, prove
 from cpembed.targets.cuda.chains.space import ScoredChain, has_kernel, ranked_plans
 from cpembed.targets.cuda.model import Gpu
 from cpembed.workloads.chains import ProductChain
@@ -37,33 +38,50 @@ def choose(chain: ProductChain, spec: HardwareSpec, gpu: Gpu) -> ChainChoice:
     """
     pairs = find_pairs(chain, spec)
     candidates: list[ChainCandidate] = []
-    unavailable, unfused = "", None
+    unavailable = ""
+    pair = next((pair for pair in pairs.pairs if not pair.is_swapped), None)
     try:
         plans = _distinct(ranked_plans(pairs, gpu))
-        for scored in plans:
-            prove(scored.plan.pair)
         candidates = [_candidate(scored) for scored in plans]
-        unfused = _unfused(chain, plans[0], gpu)
+        pair = plans[0].plan.pair
     except LoweringError as error:
         unavailable = str(error)
+    unfused = None if pair is None else _unfused(chain, pair, gpu)
     return ChainChoice(
         embeddings=pairs.embeddings,
         counts=_counts(pairs),
         coupling=_coupling_text(pairs),
         candidates=tuple(candidates),
         unavailable=unavailable,
-        apart_us={} if unfused is None else unfused.by_kernel,
-        stored_bytes=0 if unfused is None else unfused.stored_bytes,
+        unfused=None if unfused is None else _unfused_candidate(*unfused),
+        apart_us={} if unfused is None else unfused[1].by_kernel,
+        stored_bytes=0 if unfused is None else unfused[1].stored_bytes,
         machine=gpu.name,
     )
 
 
-def _unfused(chain: ProductChain, scored: ScoredChain, gpu: Gpu) -> UnfusedTimes | None:
-    """Return the times of kernels apart; None if the operand between them is too large for them."""
+def _unfused(chain: ProductChain, pair: Pair, gpu: Gpu) -> tuple[ApartPlan, UnfusedTimes] | None:
+    """Return kernels apart; None if the operand between them is too large for them."""
     try:
-        return estimate_apart(chain, scored.plan.pair, gpu)
+        plan = plan_apart(chain, pair, gpu)
     except LoweringError:
         return None
+    prove(pair)
+    return plan, estimate_apart(plan, gpu)
+
+
+def _unfused_candidate(plan: ApartPlan, times: UnfusedTimes) -> ChainCandidate:
+    first, second = plan.pair.first.ranked, plan.pair.second.ranked
+    by_kernel = times.by_kernel
+    return ChainCandidate(
+        mappings=("   ".join(first.embedding.axis_texts), "   ".join(second.embedding.axis_texts)),
+        identifiers=(first.identifier, second.identifier),
+        via="global memory",
+        schedule=plan.schedule_text,
+        estimated_us=sum(by_kernel.values()),
+        bound_by=max(by_kernel, key=lambda name: by_kernel[name]),
+        plan=plan,
+    )
 
 
 def _distinct(plans: Any) -> list[ScoredChain]:
@@ -79,12 +97,13 @@ def _distinct(plans: Any) -> list[ScoredChain]:
 
 def _candidate(scored: ScoredChain) -> ChainCandidate:
     plan = scored.plan
+    prove(plan.pair)
     first, second = plan.pair.first.ranked, plan.pair.second.ranked
     return ChainCandidate(
         mappings=("   ".join(first.embedding.axis_texts), "   ".join(second.embedding.axis_texts)),
         identifiers=(first.identifier, second.identifier),
         via=plan.schedule.via,
-        schedule=str(plan.schedule),
+        schedule=plan.schedule_text,
         estimated_us=scored.us,
         bound_by=scored.estimate.bound.removesuffix("_us"),
         plan=plan,

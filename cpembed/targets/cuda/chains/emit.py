@@ -10,19 +10,22 @@ product's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 
 from cpembed.codegen.plan import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan, Factor
+from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan, TileFactor
 from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.registers import bit_order
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.epilogue import input_declarations, output_declarations
 from cpembed.targets.cuda.instructions import LANES
+from cpembed.targets.cuda.reduction import STATISTICS
 from cpembed.targets.cuda.results import write_results
 from cpembed.targets.cuda.schedule import CHUNK, MAX_UNROLLED_COPIES
 from cpembed.targets.cuda.writer import (
+    PARTIAL,
     Writer,
     digits,
     guarded_place,
@@ -41,39 +44,142 @@ def chain_kernel(plan: ChainPlan) -> Writer:
         buffer(factor.role, factor.operand.layout.elements, factor.operand.layout.dtype)
         for factor in plan.factors
     ]
+    declared += [*further_declarations(plan), *result_declarations(plan)]
+    writer.script.line(HEADER)
+    with writer.script.nested(f"def main({', '.join(declared)}):"):
+        writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+        with thread_nest(writer, plan):
+            reads = [f"{f.role}[0 : {f.operand.layout.elements}]" for f in plan.factors]
+            writer.script.line(f"T.reads({', '.join(reads)})")
+            written = "C" if plan.schedule.splits == 1 else PARTIAL
+            elements = plan.schedule.splits * product.output.layout.elements
+            writer.script.line(f"T.writes({written}[0 : {elements}])")
+            _ChainBody(writer, plan).write()
+    return writer
+
+
+def further_declarations(plan: ChainPlan) -> list[str]:
+    """Return declarations of the chain's inputs beside the factors."""
     factors = {x.name for x in (*plan.chain.first.inputs, *plan.chain.second.inputs)}
-    declared += [
+    return [
         buffer(name, math.prod(shape), dtype)
         for name, (shape, dtype) in plan.chain.inputs.items()
         if name not in factors
     ]
-    declared += [*input_declarations(product), *output_declarations(product)]
-    writer.script.line(HEADER)
-    with writer.script.nested(f"def main({', '.join(declared)}):"):
-        writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        _write_thread_nest(writer, plan)
-    return writer
 
 
-def _write_thread_nest(writer: Writer, plan: ChainPlan) -> None:
+def result_declarations(plan: ChainPlan) -> list[str]:
+    """Return declarations of what the kernel writes, and of what its epilogue reads."""
+    product, splits = plan.second, plan.schedule.splits
+    if splits == 1:
+        return [*input_declarations(product), *output_declarations(product)]
+    elements = product.output.layout.elements
+    declared = [buffer(PARTIAL, splits * elements, product.sums)]
+    if isinstance(plan.chain.function, RowSoftmax):
+        rows = elements // product.output.layout.original_shape[-1]
+        declared.append(buffer(STATISTICS, 2 * splits * rows, "float32"))
+    return declared
+
+
+@contextmanager
+def thread_nest(writer: Writer, plan: ChainPlan) -> Generator[None]:
+    """Write the numbers of blocks and threads around the statements of a thread."""
     rows, columns, batch = plan.blocks
-    script, threads = writer.script, plan.schedule.threads
-    with script.nested(
-        f'for bx in T.thread_binding({rows * columns}, thread="blockIdx.x"):',
-        f'for by in T.thread_binding({batch}, thread="blockIdx.y"):',
-        f'for tx in T.thread_binding({threads}, thread="threadIdx.x"):',
-        'with T.sblock("chain"):',
-    ):
-        for name, loop, extent in (
-            ("block", "bx", rows * columns),
-            ("batch", "by", batch),
-            ("thread", "tx", threads),
-        ):
+    script, splits = writer.script, plan.schedule.splits
+    numbers = [
+        ("block", "bx", rows * columns, "blockIdx.x"),
+        ("batch", "by", batch, "blockIdx.y"),
+        *[("part", "bz", splits, "blockIdx.z")] * (splits > 1),
+        ("thread", "tx", plan.threads, "threadIdx.x"),
+    ]
+    loops = [
+        f'for {loop} in T.thread_binding({extent}, thread="{tag}"):'
+        for _, loop, extent, tag in numbers
+    ]
+    with script.nested(*loops, 'with T.sblock("chain"):'):
+        for name, loop, extent, _ in numbers:
             script.line(f"{name} = T.axis.spatial({extent}, {loop})")
-        reads = [f"{f.role}[0 : {f.operand.layout.elements}]" for f in plan.factors]
-        script.line(f"T.reads({', '.join(reads)})")
-        script.line(f"T.writes(C[0 : {plan.second.output.layout.elements}])")
-        _ChainBody(writer, plan).write()
+        yield
+
+
+def locate_block(writer: Writer, plan: ChainPlan) -> None:
+    """Write the first instruction tiles of the block, along rows and columns of the result."""
+    rows, columns, _ = plan.blocks
+    # Blocks with most keys of a causal mask begin first, so that the last ones are short.
+    block = f"({rows - 1} - block // {columns})"
+    writer.script.lines(
+        (
+            f"row = {block} * {plan.block_rows}",
+            f"column = block % {columns} * {plan.schedule.columns}",
+        )
+    )
+
+
+def locate_chunks(writer: Writer, plan: ChainPlan, softmax: Softmax | None) -> tuple[str, str]:
+    """Write which chunks a block visits.
+
+    Parameters
+    ----------
+    writer, plan : Writer, ChainPlan
+    softmax : Softmax or None
+        Writer of the function between the products, if it is a softmax.
+
+    Returns
+    -------
+    tuple of str and str
+        Expressions of the first chunk, and of the one behind the last.
+    """
+    first, last = ("0", str(plan.chunks)) if softmax is None else softmax.locate_block()
+    script, splits = writer.script, plan.schedule.splits
+    if splits == 1 and first == "0" and last.isdecimal():
+        return first, last
+    if first != "0":
+        script.line(f"first_chunk = {first}")
+        first = "first_chunk"
+    script.line(f"last_chunk = {last}")
+    if splits == 1:
+        return first, "last_chunk"
+    # Parts are as even as whole chunks can be, whatever number a mask leaves.
+    script.line(f"chunk_count = T.max(0, last_chunk - {first})")
+    script.line(f"part_first = {first} + T.truncdiv(chunk_count * part, {splits})")
+    script.line(f"part_last = {first} + T.truncdiv(chunk_count * (part + 1), {splits})")
+    return "part_first", "part_last"
+
+
+def chunk_after(first: str, number: int) -> str:
+    """Return the number of a chunk, counted from the first that a block visits."""
+    return str(number) if first == "0" else f"({first} + {number})"
+
+
+def write_function(
+    writer: Writer,
+    plan: ChainPlan,
+    softmax: Softmax | None,
+    step: str,
+    *,
+    finish: Callable[[], None] | None = None,
+) -> None:
+    """Write the function between the products, from ``scores`` to ``middle``.
+
+    Parameters
+    ----------
+    writer, plan : Writer, ChainPlan
+    softmax : Softmax or None
+        Writer of the function if it is a softmax.
+    step : str
+        Number of the chunk.
+    finish : callable, optional
+        Writer of the wait for products that read ``middle`` and change the sums.
+    """
+    if softmax is not None:
+        softmax.write_powers(step)
+    if finish is not None:
+        finish()
+    if softmax is None:
+        write_pointwise(writer, plan, step)
+    else:
+        softmax.rescale()
+        softmax.write_middle()
 
 
 class _ChainBody:
@@ -90,29 +196,30 @@ class _ChainBody:
     def write(self) -> None:
         self._allocate()
         self._locate_thread()
+        locate_block(self.writer, self.plan)
+        first, last = locate_chunks(self.writer, self.plan, self.softmax)
         if self.softmax is not None:
             self.softmax.begin()
-        stages, steps = self.schedule.stages, str(self.plan.chunks)
-        if self.softmax is not None:
-            steps = self.softmax.steps()
+        stages = self.schedule.stages
         self._copy(self.plan.rows_factor, "0", "0")
         for number in range(stages - 1):
-            with self.script.nested(f"if {number} < {steps}:"):
-                self._load_stage(str(number), str(number))
+            chunk = chunk_after(first, number)
+            with self.script.nested(f"if {chunk} < {last}:"):
+                self._load_stage(chunk, f"({chunk} % {stages})")
             self.writer.call("cpembed_cp_async_commit")
         if self.plan.holds_rows:
             self._hold_rows()
-        with self.script.nested(f"for step in T.serial({steps}):"):
+        with self.script.nested(f"for step in T.serial({first}, {last}):"):
             # The chunk that is multiplied next has arrived; those after it may be in flight.
             self.writer.call(f"cpembed_cp_async_wait_{stages - 2}")
             self.writer.barrier()
             later = f"(step + {stages - 1})"
-            with self.script.nested(f"if {later} < {steps}:"):
+            with self.script.nested(f"if {later} < {last}:"):
                 self._load_stage(later, f"({later} % {stages})")
             self.writer.call("cpembed_cp_async_commit")
             base = f"{self.plan.stage_start} + step % {stages} * {self.plan.stage_bytes}"
             self._multiply_first(base)
-            self._apply_function()
+            write_function(self.writer, self.plan, self.softmax, "step")
             self._multiply_second(base)
         self.writer.call("cpembed_cp_async_wait_0")
         self.writer.barrier()
@@ -149,18 +256,13 @@ class _ChainBody:
         return self.plan.second.sums
 
     def _locate_thread(self) -> None:
-        """Write the lane, the warp's place in the block, and the block's first row and column."""
-        rows, columns, _ = self.plan.blocks
+        """Write the lane, and the warp's place in the block."""
         along = self.schedule.warps[1]
-        # Blocks with most keys of a causal mask begin first, so that the last ones are short.
-        block = f"({rows - 1} - block // {columns})"
         self.script.lines(
             (
                 f"lane = thread % {LANES}",
                 f"warp_row = thread // {LANES * along}",
                 f"warp_column = thread // {LANES} % {along}",
-                f"row = {block} * {self.plan.block_rows}",
-                f"column = block % {columns} * {self.schedule.columns}",
             )
         )
 
@@ -172,9 +274,9 @@ class _ChainBody:
         self._copy(columns, chunk, base)
         self._copy(self.plan.second_factor, chunk, f"{base} + {columns.tile.bytes}")
 
-    def _copy(self, factor: Factor, chunk: str, base: str) -> None:
+    def _copy(self, factor: TileFactor, chunk: str, base: str) -> None:
         """Write the copies of a factor's tile to the byte ``base``."""
-        threads = self.schedule.threads
+        threads = self.plan.threads
         full_turns, rest = divmod(factor.vectors, threads)
         turns = full_turns + bool(rest)
         loop = "unroll" if factor.tile.width >= 4 and turns <= MAX_UNROLLED_COPIES else "serial"
@@ -185,7 +287,7 @@ class _ChainBody:
                 self._locate_vector(factor, chunk)
                 self._copy_vector(factor, base)
 
-    def _locate_vector(self, factor: Factor, chunk: str) -> None:
+    def _locate_vector(self, factor: TileFactor, chunk: str) -> None:
         """Write ``place``, the number of a slot's vector in its factor, and ``valid``."""
         product, operand = factor.product, factor.operand
         per_line = factor.length // operand.length
@@ -228,7 +330,7 @@ class _ChainBody:
         address = index_script(operand.address, values, extents)
         self.script.lines(guarded_place(conditions, address))
 
-    def _copy_vector(self, factor: Factor, base: str) -> None:
+    def _copy_vector(self, factor: TileFactor, base: str) -> None:
         """Write the copy of a vector into shared memory, asynchronous if it has 4 bytes or more."""
         operand, tile = factor.operand, factor.tile
         size = size_bytes(operand.layout.dtype)
@@ -295,7 +397,9 @@ class _ChainBody:
     def _sums(self) -> int:
         return self.instruction.registers[2]
 
-    def _load_columns(self, factor: Factor, base: str, line: str, inner: str, count: int) -> None:
+    def _load_columns(
+        self, factor: TileFactor, base: str, line: str, inner: str, count: int
+    ) -> None:
         """Write the load of columns of a factor whose lines run along the depth."""
         byte = factor.tile.place(line, f"{inner} * 2 + lane // 8 % 2")
         self.writer.call(
@@ -303,13 +407,6 @@ class _ChainBody:
             register_pointer("columns", "0"),
             shared_pointer(f"{base} + {byte}"),
         )
-
-    def _apply_function(self) -> None:
-        """Write the function between the products, from ``scores`` to ``middle``."""
-        if self.softmax is not None:
-            self.softmax.write()
-        else:
-            write_pointwise(self.writer, self.plan)
 
     def _multiply_second(self, base: str) -> None:
         """Write the second product of a chunk."""

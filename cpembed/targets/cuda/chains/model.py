@@ -12,12 +12,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cpembed.codegen.epilogue import Epilogue
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.chains.pairs import Pair
-from cpembed.targets.cuda.chains.plan import ChainPlan, Factor
+from cpembed.targets.cuda.chains.apart import ApartPlan
+from cpembed.targets.cuda.chains.group_plan import LAUNCH_REGISTERS, GroupPlan
+from cpembed.targets.cuda.chains.plan import ChainPlan, TileFactor
+from cpembed.targets.cuda.hopper.traffic import MATRIX_BYTES
 from cpembed.targets.cuda.instructions import LANES
-from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, estimate, product_cycles
+from cpembed.targets.cuda.model import (
+    Gpu,
+    KernelWork,
+    Phase,
+    estimate,
+    product_cycles,
+    round_cycles,
+)
 from cpembed.targets.cuda.packing import PACKING_THREADS
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.traffic import COPY_INSTRUCTIONS, RESULT_INSTRUCTIONS
@@ -35,6 +43,10 @@ ROW_INSTRUCTIONS = 24
 """Number of instructions for a row of a lane: shuffles, factors, statistics."""
 ELEMENT_INSTRUCTIONS = 4
 """Number of instructions for an element of a pointwise function: addend, activation, conversion."""
+SOFTMAX_INSTRUCTIONS = 3 * SCORE_INSTRUCTIONS
+"""Number of instructions for a stored score: three passes."""
+REDUCTION_INSTRUCTIONS = 8
+"""Number of instructions for a part of an element: loads, weight, sums."""
 MASK_INSTRUCTIONS = 6
 """Number of further instructions for a score to which a mask is added."""
 
@@ -42,40 +54,51 @@ MASK_INSTRUCTIONS = 6
 def work_of(plan: ChainPlan, gpu: Gpu) -> KernelWork:
     """Return the work of a chain's kernels; weights are packed ahead of it."""
     rows, columns, batch = plan.blocks
+    splits = plan.schedule.splits
+    if isinstance(plan, GroupPlan):
+        registers = LAUNCH_REGISTERS[plan.groups] if plan.groups > 1 else plan.registers
+        fetch, compute = _panel_fetch(plan, gpu), _group_compute(plan, gpu)
+    else:
+        registers = plan.registers
+        fetch, compute = _fetch(plan, gpu), _compute(plan, gpu)
     return KernelWork(
         "chain",
-        rows * columns * batch,
-        plan.schedule.threads // LANES,
+        rows * columns * batch * splits,
+        plan.threads // LANES,
         plan.shared_bytes,
-        registers=plan.registers,
-        steps=max(1, round(_steps(plan))),
+        registers=registers,
+        steps=max(1, round(_steps(plan) / splits)),
         stages=plan.schedule.stages,
-        fetch=_fetch(plan, gpu),
-        compute=_compute(plan, gpu),
+        fetch=fetch,
+        compute=compute,
         result=_ends(plan, gpu),
         dram_bytes=_operand_bytes(plan.chain) + _result_bytes(plan.chain),
-        auxiliary=_packing(plan, gpu),
+        auxiliary=(*_packing(plan, gpu), *_combination(plan, gpu)),
     )
 
 
 def _steps(plan: ChainPlan) -> float:
-    """Return the mean number of a block's chunks."""
+    """Return the mean number of chunks of a block of results."""
     function = plan.chain.function
     if not isinstance(function, RowSoftmax) or function.causal is None:
         return float(plan.chunks)
     queries, keys = plan.chain.first.output.shape[-2:]
     # The last query of each block has the most keys.
-    last = np.minimum(queries, _rows(plan) * np.arange(1, -(-queries // _rows(plan)) + 1))
-    limits = np.clip(last + function.causal, 0, keys)
-    chunks = np.ceil(limits / plan.chunk_columns)
-    return float(chunks.mean())
+    blocks = np.arange(-(-queries // _rows(plan)))
+    last = np.minimum(queries, _rows(plan) * (blocks + 1))
+    limits = np.ceil(np.clip(last + function.causal, 0, keys) / plan.chunk_columns)
+    first = np.zeros_like(limits)
+    if function.window is not None:
+        start = _rows(plan) * blocks + function.causal + 1 - function.window
+        first = np.maximum(start, 0) // plan.chunk_columns
+    return float(np.maximum(0, limits - first).mean())
 
 
 def _rows(plan: ChainPlan) -> int:
     return plan.block_rows * plan.first.instruction.m
 
 
-def _copies(factor: Factor, gpu: Gpu) -> Phase:
+def _copies(factor: TileFactor, gpu: Gpu) -> Phase:
     """Return the copies of a factor's tile, without the time until they arrive."""
     accesses = factor.vectors / LANES
     wavefronts = factor.vectors * factor.operand.length * size_bytes(factor.operand.layout.dtype)
@@ -86,7 +109,7 @@ def _copies(factor: Factor, gpu: Gpu) -> Phase:
 def _fetch(plan: ChainPlan, gpu: Gpu) -> Phase:
     """Return the copies of a chunk."""
     phase = _copies(plan.columns_factor, gpu) + _copies(plan.second_factor, gpu)
-    issue_of_warp = phase.issue * gpu.unit.schedulers / (plan.schedule.threads // LANES)
+    issue_of_warp = phase.issue * gpu.unit.schedulers / (plan.threads // LANES)
     cycles = (
         gpu.l2_cycles + issue_of_warp * gpu.unit.integer_cycles + phase.bytes / gpu.l2_bytes_each
     )
@@ -95,7 +118,7 @@ def _fetch(plan: ChainPlan, gpu: Gpu) -> Phase:
 
 def _compute(plan: ChainPlan, gpu: Gpu) -> Phase:
     """Return both products of a chunk, with the function between them."""
-    schedule, warps = plan.schedule, plan.schedule.threads // LANES
+    schedule, warps = plan.schedule, plan.threads // LANES
     depth, tiles = plan.first.tiles[3], plan.warp_column_tiles
     first = product_cycles(gpu, warps, schedule.rows * tiles, depth)
     second = product_cycles(gpu, warps, schedule.rows * plan.warp_columns, schedule.chunk)
@@ -117,6 +140,38 @@ def _compute(plan: ChainPlan, gpu: Gpu) -> Phase:
     return Phase(max(cycles, wavefronts + waits), total.tensor, wavefronts, issue)
 
 
+def _panel_fetch(plan: GroupPlan, gpu: Gpu) -> Phase:
+    """Return the bulk copies of a chunk."""
+    content = float(plan.columns_panels.transaction_bytes + plan.second_panels.transaction_bytes)
+    cycles = gpu.l2_cycles + content / gpu.l2_bytes_each
+    return Phase(cycles, 0.0, content / WAVEFRONT_BYTES, 0.0, content)
+
+
+def _group_compute(plan: GroupPlan, gpu: Gpu) -> Phase:
+    """Return both products of a chunk by all groups, with the function between them."""
+    schedule, depth, groups = plan.schedule, plan.first.tiles[3], plan.groups
+    first = plan.column_tiles * depth * gpu.product_cycles
+    second = schedule.columns * schedule.chunk * gpu.product_cycles
+    # Rows of the factors in shared memory of all instructions of a group.
+    instruction = plan.first.instruction
+    lines = (instruction.m + plan.chunk_columns) * depth
+    lines += schedule.columns * plan.second.instruction.n * schedule.chunk
+    wavefronts = groups * lines * MATRIX_BYTES / WAVEFRONT_BYTES
+    between = max(_function(plan))
+    warps = plan.consumers // LANES
+    issue = between * warps / gpu.unit.schedulers
+    # A group waits for its first product, then computes the function while its second one runs.
+    of_group = first + max(between, second) + 2 * gpu.unit.shared_load_cycles
+    # Groups meet at the units, as blocks on a multiprocessor do.
+    busy = {
+        "tensor": first + second,
+        "shared": wavefronts / groups,
+        "issue": issue / groups,
+    }
+    cycles = round_cycles(Phase(of_group), busy, groups)
+    return Phase(cycles, groups * (first + second), wavefronts, issue)
+
+
 def _function(plan: ChainPlan) -> tuple[float, float]:
     """Return a warp's instructions for the function of a chunk, and its cycles of powers."""
     sums, function = plan.second.instruction.registers[2], plan.chain.function
@@ -124,7 +179,7 @@ def _function(plan: ChainPlan) -> tuple[float, float]:
     if not isinstance(function, RowSoftmax):
         powers = POWER_CYCLES * scores if function.activation not in ("none", "relu") else 0
         return ELEMENT_INSTRUCTIONS * scores, powers
-    each = SCORE_INSTRUCTIONS + (MASK_INSTRUCTIONS if function.masked else 0)
+    each = SCORE_INSTRUCTIONS + (MASK_INSTRUCTIONS if function.mask else 0)
     rescaled = plan.schedule.rows * plan.warp_columns * sums
     rows = plan.schedule.rows * 2
     return each * scores + ROW_INSTRUCTIONS * rows + rescaled, POWER_CYCLES * (scores + rows)
@@ -132,14 +187,19 @@ def _function(plan: ChainPlan) -> tuple[float, float]:
 
 def _ends(plan: ChainPlan, gpu: Gpu) -> Phase:
     """Return the copy of a block's rows, and the transfer of its results."""
-    copies = _copies(plan.rows_factor, gpu)
+    if isinstance(plan, GroupPlan):
+        loaded = float(plan.rows_panels.transaction_bytes)
+        copies, warps = Phase(0.0, 0.0, loaded / WAVEFRONT_BYTES, 0.0, loaded), plan.consumers
+    else:
+        copies, warps = _copies(plan.rows_factor, gpu), plan.threads
+    warps //= LANES
     product, schedule = plan.second, plan.schedule
     elements = _rows(plan) * schedule.columns * product.instruction.n
     staged = 2.0 * elements * size_bytes(product.sums) / WAVEFRONT_BYTES
-    stored = elements * size_bytes(product.output_dtype)
+    dtype = product.sums if schedule.splits > 1 else product.output_dtype
+    stored = elements * size_bytes(dtype)
     vectors = elements / product.output.length / LANES
     issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
-    warps = schedule.threads // LANES
     cycles = gpu.l2_cycles + staged + vectors / warps * RESULT_INSTRUCTIONS
     cycles += schedule.rows * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
     return copies + Phase(cycles, 0.0, staged, issue, stored)
@@ -168,6 +228,17 @@ def _packing(plan: ChainPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
                 element_kernel("packing", layout.elements, moved * size_bytes(layout.dtype), gpu)
             )
     return tuple(kernels)
+
+
+def _combination(plan: ChainPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
+    """Return the addition of the parts of results."""
+    product, splits = plan.second, plan.schedule.splits
+    if splits == 1:
+        return ()
+    elements = product.output.layout.elements
+    moved = float(elements * (splits * size_bytes(product.sums) + size_bytes(product.output_dtype)))
+    instructions = REDUCTION_INSTRUCTIONS * splits
+    return (element_kernel("reduction", elements, moved, gpu, instructions),)
 
 
 def element_kernel(
@@ -217,35 +288,20 @@ class UnfusedTimes:
         return {name: us for name, us in times.items() if us}
 
 
-def estimate_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> UnfusedTimes:
-    """Estimate the kernels of a chain's products, each with its own best schedule.
-
-    Parameters
-    ----------
-    chain : ProductChain
-    pair : Pair
-        Embeddings of the products.
-    gpu : Gpu
-
-    Raises
-    ------
-    LoweringError
-        If one of the products has no schedule that fits.
-    """
-    from cpembed.targets.cuda.target import CudaSpace
-
-    first, second = pair.first.product, pair.second.product
+def estimate_apart(plan: ApartPlan, gpu: Gpu) -> UnfusedTimes:
+    """Estimate the kernels of a plan with what is between the products in global memory."""
+    chain = plan.chain
     elements, size = chain.first.output.elements, size_bytes(chain.factors)
-    # Scores are rounded to the factors' type, as the operand between is.
-    stored = None if first.sums == chain.factors else Epilogue(chain.factors)
-    first_us = CudaSpace(replace(first, epilogue=stored), gpu).best().cost
-    second_us = CudaSpace(second, gpu).best().cost
-    moved = 2 * elements * size
-    function_us = 0.0
+    first_us, second_us = plan.product_us
+    moved, function_us = 2 * elements * size, 0.0
     if isinstance(chain.function, RowSoftmax):
-        kernel = element_kernel("softmax", elements, float(moved), gpu, SCORE_INSTRUCTIONS)
+        # Scores are stored as they are summed, and read again for each pass from L2.
+        scores = elements * size_bytes(chain.first.output.dtype)
+        kernel = element_kernel(
+            "softmax", elements, float(scores + elements * size), gpu, SOFTMAX_INSTRUCTIONS
+        )
         function_us = estimate(kernel, gpu).us
-        moved *= 2
+        moved += 2 * scores
     return UnfusedTimes(
         first_us=first_us, function_us=function_us, second_us=second_us, stored_bytes=moved
     )

@@ -287,8 +287,10 @@ _DIFFERENCES = {
 
 @cache
 def _coupling(instruction: TensorCoreInstruction, first: bool, second: bool) -> Coupling | Mismatch:
-    if instruction.kind != "mma":
+    if instruction.kind == "wmma":
         return Mismatch(f"which lane holds which element of {instruction.kind} is not specified")
+    if instruction.kind == "wgmma" and second:
+        return Mismatch("the second factor of wgmma is read from shared memory")
     return couple(*_register_maps(instruction, first, second))
 
 
@@ -297,23 +299,30 @@ def _register_maps(
 ) -> tuple[RegisterMap, RegisterMap]:
     """Return the registers of the sums and of the factor: which rows and summed elements."""
     a, b, c = instruction.fragments
+    warps = instruction.threads // LANES
     # Of transposed products the columns of the sums are the rows between, and the other factor is
     # the operand between.
-    return _register_map(c, transposed=first), _register_map(b if second else a, transposed=second)
+    return (
+        _register_map(c, warps, transposed=first),
+        _register_map(b if second else a, warps, transposed=second),
+    )
 
 
-def _register_map(name: str, *, transposed: bool) -> RegisterMap:
+def _register_map(name: str, warps: int, *, transposed: bool) -> RegisterMap:
+    """Return the map of a fragment; each warp of a group has the rows after those of the last."""
     fragment = fragments()[name]
+    rows = fragment.shape[0]
 
     def place(lane: int, element: int) -> tuple[int, int]:
-        row, column = fragment.position(lane, element)
+        row, column = fragment.position(lane % LANES, element)
+        row += lane // LANES * rows
         return (column, row) if transposed else (row, column)
 
     return RegisterMap(
         name,
         tuple(
             tuple(place(lane, element) for element in range(fragment.elements))
-            for lane in range(LANES)
+            for lane in range(warps * LANES)
         ),
     )
 

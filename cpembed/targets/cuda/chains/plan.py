@@ -52,6 +52,9 @@ MAX_SCORES = 32
 """Maximum number of a thread's registers for the first product's sums of a chunk: with 64, ptxas 13
 spilled a kernel of ``test_machine_code.py`` on sm_90, of which it used 168 registers."""
 
+MAX_SPLITS = 64
+"""Maximum number of blocks that share the chunks of a block of results."""
+
 OTHER_REGISTERS = 40
 """Number of registers of a thread for addresses, loop counters and temporaries, read off what
 ptxas 13 allocates for sm_80."""
@@ -76,6 +79,8 @@ class ChainSchedule:
         Number of instruction tiles of a block along columns of the result.
     stages : int
         Number of stages of shared memory.
+    splits : int
+        Number of blocks that share the chunks of a block of results.
     """
 
     via: Via
@@ -84,17 +89,15 @@ class ChainSchedule:
     chunk: int
     columns: int
     stages: int = 2
-
-    @property
-    def threads(self) -> int:
-        return LANES * self.warps[0] * self.warps[1]
+    splits: int = 1
 
     def __str__(self) -> str:
         block = f"{self.warps[0] * self.rows} x {self.columns}"
         warps = f"{self.warps[0]} x {self.warps[1]}"
+        split = f", chunks split among {self.splits} blocks" * (self.splits > 1)
         return (
             f"blocks of {block} tiles on {warps} warps, {self.chunk} deep in {self.stages} stages, "
-            f"through {self.via}"
+            f"through {self.via}{split}"
         )
 
 
@@ -102,9 +105,9 @@ Role = Literal["A", "B", "B2"]
 """Factors of a chain's kernel: those of the first product, and the second's own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Factor:
-    """A factor in global memory, and its tile in shared memory.
+    """A factor in global memory.
 
     Attributes
     ----------
@@ -114,8 +117,21 @@ class Factor:
         Product that it is a factor of.
     operand : GlobalOperand
         Layout in global memory.
+    """
+
+    role: Role
+    product: TiledProduct
+    operand: GlobalOperand
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileFactor(Factor):
+    """A factor of which a block copies tiles by ``cp.async``.
+
+    Attributes
+    ----------
     tile : SharedTile
-        Tile that a block copies at a time.
+        Tile in shared memory that a block copies at a time.
     lines, length : int
         Number of lines of the tile, and of elements of a line that are copied.
     along_depth : bool
@@ -123,9 +139,6 @@ class Factor:
         transposed by ``ldmatrix``.
     """
 
-    role: Role
-    product: TiledProduct
-    operand: GlobalOperand
     tile: SharedTile
     lines: int
     length: int
@@ -152,6 +165,20 @@ class ChainPlan:
     @property
     def second(self) -> TiledProduct:
         return self.pair.second.product
+
+    @property
+    def threads(self) -> int:
+        """Number of threads of a block."""
+        return LANES * self.schedule.warps[0] * self.schedule.warps[1]
+
+    @property
+    def schedule_text(self) -> str:
+        """Words of the schedule."""
+        return str(self.schedule)
+
+    def row_in_tile(self, row: str) -> str:
+        """Return the row of an instruction tile, from that of a warp's part of it."""
+        return row
 
     @property
     def coupling(self) -> Coupling:
@@ -206,7 +233,7 @@ class ChainPlan:
         return self.schedule.rows * self.first.tiles[3] <= MAX_HELD
 
     @cached_property
-    def rows_factor(self) -> Factor:
+    def rows_factor(self) -> TileFactor:
         """The first product's first factor."""
         product = self.first
         operand = product.first[0]
@@ -214,7 +241,7 @@ class ChainPlan:
         return _factor("A", product, operand, lines, self._depth(product), along_depth=True)
 
     @cached_property
-    def columns_factor(self) -> Factor:
+    def columns_factor(self) -> TileFactor:
         """The first product's second factor."""
         product = self.first
         workload = product.program.workload.inputs[1]
@@ -226,7 +253,7 @@ class ChainPlan:
         )
 
     @cached_property
-    def second_factor(self) -> Factor:
+    def second_factor(self) -> TileFactor:
         """The second product's own factor."""
         product, schedule = self.second, self.schedule
         workload = product.program.workload.inputs[1]
@@ -241,11 +268,12 @@ class ChainPlan:
             return _factor("B2", product, operand, self.chunk_columns, columns, along_depth=False)
         operand = product.second[0]
         if not self.is_ordered:
-            operand = _reordered(operand, product, self.order)
+            operand = reordered(operand, product.instruction.k, self.order)
         return _factor("B2", product, operand, columns, self.chunk_columns, along_depth=True)
 
     @property
     def factors(self) -> tuple[Factor, Factor, Factor]:
+        """The factors in global memory."""
         return self.rows_factor, self.columns_factor, self.second_factor
 
     def _depth(self, product: TiledProduct) -> int:
@@ -257,7 +285,11 @@ class ChainPlan:
         schedule = self.schedule
         return Plan(
             self.second,
-            KernelSchedule(warps=schedule.warps, tile=(schedule.rows, self.warp_columns)),
+            KernelSchedule(
+                warps=schedule.warps,
+                tile=(schedule.rows, self.warp_columns),
+                splits=schedule.splits,
+            ),
         )
 
     @cached_property
@@ -281,7 +313,7 @@ class ChainPlan:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory: rows, operand between, stages; at the end the results."""
-        warps = self.schedule.threads // LANES
+        warps = self.threads // LANES
         stages = self.stage_start + self.schedule.stages * self.stage_bytes
         return max(stages, warps * self.result.staging.bytes)
 
@@ -306,6 +338,24 @@ class ChainPlan:
         # Each two tiles of columns are loaded from an address of their own.
         return -(-(total + self.warp_columns + OTHER_REGISTERS) // 8) * 8
 
+    @property
+    def register_limit(self) -> int:
+        """Maximum of :attr:`registers`."""
+        return MAX_ESTIMATE
+
+    def check_kernel(self) -> None:
+        """Raise :class:`LoweringError` if this kind of kernel does not exist."""
+        schedule = self.schedule
+        if self.first.instruction.kind != "mma":
+            raise LoweringError("chains are generated for the instructions mma_* and wgmma_*")
+        if self.column_tiles % (2 * schedule.warps[1]):
+            raise LoweringError(f"{schedule}: a warp computes an even number of tiles of a chunk")
+        if self.threads > MAX_THREADS:
+            raise LoweringError(f"{schedule}: at most {MAX_THREADS} threads")
+        scores = schedule.rows * self.warp_column_tiles * self.first.instruction.registers[2]
+        if scores > MAX_SCORES:
+            raise LoweringError(f"{schedule}: {scores} registers of sums of {MAX_SCORES}")
+
 
 def check(plan: ChainPlan, shared_bytes: int) -> None:
     """Raise :class:`LoweringError` if a plan has no kernel, or a block does not fit.
@@ -317,8 +367,6 @@ def check(plan: ChainPlan, shared_bytes: int) -> None:
         Shared memory of a block of the multiprocessor.
     """
     schedule, pair = plan.schedule, plan.pair
-    if plan.first.instruction.kind != "mma":
-        raise LoweringError("chains are generated for the instructions mma_*")
     if pair.is_swapped:
         raise LoweringError("no kernel is generated for transposed products in a chain")
     if schedule.via not in pair.via:
@@ -328,23 +376,23 @@ def check(plan: ChainPlan, shared_bytes: int) -> None:
         raise LoweringError("a warp has the operand between the products to itself in registers")
     if schedule.via != "registers" and isinstance(plan.chain.function, RowSoftmax):
         raise LoweringError("softmax of rows needs each row in one warp, so registers")
-    if plan.column_tiles % (2 * schedule.warps[1]):
-        raise LoweringError(f"{schedule}: a warp computes an even number of tiles of a chunk")
-    if schedule.threads > MAX_THREADS or schedule.stages < 2:
-        raise LoweringError(f"{schedule}: at most {MAX_THREADS} threads, at least 2 stages")
+    if not 1 <= schedule.splits <= min(plan.chunks, MAX_SPLITS):
+        raise LoweringError(f"{schedule}: at most {min(plan.chunks, MAX_SPLITS)} parts")
+    if schedule.stages < 2:
+        raise LoweringError(f"{schedule}: at least 2 stages")
+    plan.check_kernel()
     if plan.shared_bytes > shared_bytes:
         raise LoweringError(
             f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"
         )
-    if plan.registers > MAX_ESTIMATE:
-        raise LoweringError(f"{schedule}: {plan.registers} registers of {MAX_ESTIMATE}")
-    scores = schedule.rows * plan.warp_column_tiles * plan.first.instruction.registers[2]
-    if scores > MAX_SCORES:
-        raise LoweringError(f"{schedule}: {scores} registers of sums of {MAX_SCORES}")
+    if plan.registers > plan.register_limit:
+        raise LoweringError(f"{schedule}: {plan.registers} registers of {plan.register_limit}")
     # Offsets have 32 bits. Those of padded tiles are computed too, before a condition discards
     # them: less than twice those of an operand.
     operands = (*(factor.operand for factor in plan.factors), plan.second.output)
     largest = max(math.prod(operand.layout.original_shape) for operand in operands)
+    if schedule.splits > 1:
+        largest = max(largest, schedule.splits * plan.second.output.layout.elements)
     if 2 * largest > MAX_OFFSET:
         raise LoweringError(
             f"an operand of {largest:,} elements: offsets of padded tiles need more than 32 bits"
@@ -372,19 +420,30 @@ def original(program: DerivedProgram, name: str, along: str) -> GlobalOperand:
     return global_operand(layout, program, along, longest)
 
 
-def _reordered(
-    operand: GlobalOperand, product: TiledProduct, digits: tuple[int, ...]
-) -> GlobalOperand:
-    """Return a packed factor whose depth within a tile is in the order of a coupling."""
-    layout, axis = operand.layout, product.axes[2]
-    dimensions = [d for d in layout.dimensions if d.lane == axis]
-    if len(dimensions) != 1 or dimensions[0].extent != product.instruction.k:
-        raise LoweringError(f"{layout.name}: its depth in a tile has no single dimension")
-    name = dimensions[0].name
+def reordered(operand: GlobalOperand, depth: int, digits: tuple[int, ...]) -> GlobalOperand:
+    """Return a packed factor whose depth within a tile is in the order of a coupling.
+
+    Parameters
+    ----------
+    operand : GlobalOperand
+        Factor whose last dimension is along the depth.
+    depth : int
+        Number of elements of an instruction tile along the depth.
+    digits : tuple of int
+        Binary digit of the summed coordinate for each digit of the depth, the least one first.
+    """
+    layout = operand.layout
+    last = layout.dimensions[-1]
+    if not operand.needs_packing or last.extent % depth:
+        raise LoweringError(f"{layout.name}: only a packed factor's depth can be reordered")
+    name = last.name
     moved = IndexExpr.sum(
         [
-            IndexTerm(name, coefficient=1 << digit, divisor=1 << bit, modulus=2)
-            for bit, digit in enumerate(digits)
+            *[IndexTerm(name, coefficient=depth, divisor=depth)] * (last.extent > depth),
+            *(
+                IndexTerm(name, coefficient=1 << digit, divisor=1 << bit, modulus=2)
+                for bit, digit in enumerate(digits)
+            ),
         ],
         0,
     )
@@ -403,10 +462,18 @@ def _factor(
     length: int,
     *,
     along_depth: bool,
-) -> Factor:
+) -> TileFactor:
     size = size_bytes(operand.layout.dtype)
     tile = _shared_tile(lines, length * size, operand.length * size)
-    return Factor(role, product, operand, tile, lines, length, along_depth)
+    return TileFactor(
+        role=role,
+        product=product,
+        operand=operand,
+        tile=tile,
+        lines=lines,
+        length=length,
+        along_depth=along_depth,
+    )
 
 
 def _shared_tile(lines: int, line_bytes: int, width: int) -> SharedTile:

@@ -23,7 +23,7 @@ from cpembed.targets.cuda.writer import (
 from cpembed.workloads.chains import BIAS, SCALE, Pointwise
 
 _X = Input(0)
-_ACTIVATIONS: dict[str, Scalar] = {
+ACTIVATIONS: dict[str, Scalar] = {
     "none": _X,
     "relu": Apply("max", (_X, Number(0.0))),
     "gelu": Apply(
@@ -36,7 +36,7 @@ _ACTIVATIONS: dict[str, Scalar] = {
     "silu": Apply("mul", (_X, Apply("sigmoid", (_X,)))),
     "tanh": Apply("tanh", (_X,)),
 }
-"""Expressions of :data:`~cpembed.workloads.chains.ACTIVATIONS`."""
+"""Expressions of the functions of a pair of products."""
 
 
 def converted(value: str, dtype: str) -> str:
@@ -46,17 +46,24 @@ def converted(value: str, dtype: str) -> str:
     return f'T.cast({value}, "{dtype}")'
 
 
-def write_pointwise(writer: Writer, plan: ChainPlan) -> None:
-    """Write ``middle`` of all sums of a chunk, or its stores to shared memory."""
+def write_pointwise(writer: Writer, plan: ChainPlan, step: str) -> None:
+    """Write ``middle`` of all sums of a chunk, or its stores to shared memory.
+
+    Parameters
+    ----------
+    writer, plan : Writer, ChainPlan
+    step : str
+        Number of the chunk.
+    """
     script, rows = writer.script, plan.schedule.rows
     with script.nested(f"for i in T.unroll({rows}):"):
         if plan.schedule.via == "registers":
-            _write_registers(writer, plan)
+            _write_registers(writer, plan, step)
         else:
-            _write_stores(writer, plan)
+            _write_stores(writer, plan, step)
 
 
-def _write_registers(writer: Writer, plan: ChainPlan) -> None:
+def _write_registers(writer: Writer, plan: ChainPlan, step: str) -> None:
     """Write each register of the second product's factor from the sum that it couples with."""
     sums = plan.second.instruction.registers[2]
     tiles, coupling = plan.column_tiles, plan.coupling
@@ -66,13 +73,13 @@ def _write_registers(writer: Writer, plan: ChainPlan) -> None:
             tile = f"inner * {coupling.results[1]} + {source // sums}"
             score = f"scores[(i * {tiles} + {tile}) * {sums} + {source % sums}]"
             value = _value(
-                writer, plan, score, f"step * {tiles} + {tile}", (register, source % sums)
+                writer, plan, score, f"{step} * {tiles} + {tile}", (register, source % sums)
             )
             target = f"middle[(i * {plan.schedule.chunk} + inner) * {count} + {register}]"
             writer.script.line(f"{target} = {value}")
 
 
-def _write_stores(writer: Writer, plan: ChainPlan) -> None:
+def _write_stores(writer: Writer, plan: ChainPlan, step: str) -> None:
     """Write the stores of all sums of a warp, in pairs of neighbours of a row."""
     instruction, size = plan.second.instruction, size_bytes(plan.chain.factors)
     sums, tiles = instruction.registers[2], plan.warp_column_tiles
@@ -83,7 +90,7 @@ def _write_stores(writer: Writer, plan: ChainPlan) -> None:
             tile = f"warp_column * {tiles} + j"
             for element in range(2):
                 source = f"scores[(i * {tiles} + j) * {sums} + {pair + element}]"
-                number = f"step * {plan.column_tiles} + {tile}"
+                number = f"{step} * {plan.column_tiles} + {tile}"
                 value = _value(writer, plan, source, number, (pair + element, pair + element))
                 script.line(f"middle[{element}] = {value}")
             line = f"(warp_row * {plan.schedule.rows} + i) * {instruction.m} + {row}"
@@ -137,7 +144,7 @@ def _value(
     expressions = ExpressionWriter(writer.script, f"value_{number}")
     text = _own_vectors(float_text(steps, source, product.sums, channel))
     register = expressions.register(text, "float32")
-    value = expressions.value(_ACTIVATIONS[function.activation], {0: register})
+    value = expressions.value(ACTIVATIONS[function.activation], {0: register})
     return expressions.stored(value, dtype)
 
 

@@ -10,8 +10,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 from cpembed.targets.cuda.build import Tensor
 from cpembed.targets.cuda.cases import Case, Drawing, Expected
-from cpembed.targets.cuda.chains.build import ChainKernels
-from cpembed.targets.cuda.chains.emit import parameters_of
+from cpembed.targets.cuda.chains.apart import ApartPlan
+from cpembed.targets.cuda.chains.build import ChainKernels, operands_of, prepares_of
 from cpembed.targets.cuda.compiling import architectures_of
 from cpembed.targets.cuda.saving import SavedKernel
 from cpembed.workloads.chains import LENGTHS, MASK, SCALE, TOLERANCES, ProductChain
@@ -29,25 +29,17 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
         Identifier with which the names of kernels and files begin.
     """
     plan, chain = kernels.plan, kernels.plan.chain
-    packed = {f.role for f in plan.factors if f.operand.needs_packing}
-    # Weights are packed ahead of all calls.
-    weights = {
-        f.role
-        for f in plan.factors
-        if f.role != "A" and not f.product.program.workload.inputs[1].varies
-    }
-    inputs = [
-        Tensor(f"{role}_original" if role in packed else role, tensor, *chain.inputs[tensor])
-        for role, tensor in parameters_of(plan).items()
-    ]
+    bulk = isinstance(plan, ApartPlan) and plan.copies_in_bulk
     output = chain.second.output
     pair = plan.pair
     return SavedKernel(
         name=name,
-        text=replace(kernels.text, architectures=architectures_of(plan.second.instruction)),
-        inputs=inputs,
+        text=replace(
+            kernels.text, architectures=architectures_of(plan.second.instruction, bulk=bulk)
+        ),
+        inputs=operands_of(plan),
         outputs=[Tensor("C", output.name, output.shape, chain.output)],
-        prepares=frozenset(f"pack_{role}_kernel" for role in packed & weights),
+        prepares=prepares_of(plan),
         cases=[chain_case(chain)],
         macs=chain.macs,
         about={
@@ -56,7 +48,7 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
             "target": spec.name,
             "machine": next(iter(spec.machines), None),
             "embedding": [side.ranked.embedding.to_json() for side in (pair.first, pair.second)],
-            "schedule": str(plan.schedule),
+            "schedule": plan.schedule_text,
         },
     )
 
@@ -81,6 +73,8 @@ def _drawing(chain: ProductChain, seed: int, name: str, dtype: str) -> Drawing:
     values: tuple[float, ...] = (-2.0, -1.0, 1.0, 2.0)
     if name == LENGTHS:
         values = tuple(map(float, range(chain.first.extents[chain.columns] + 1)))
+    elif name == MASK and dtype == "uint8":
+        values = (0.0, 1.0, 1.0, 1.0)
     elif name == MASK:
         values = (-np.inf, -1.0, 0.0, 0.0, 0.5)
     elif name == SCALE:

@@ -3,6 +3,9 @@
 Of each row a lane keeps the largest score so far and the sum of its own powers. A larger score in a
 later chunk scales both the sum and the second product's sums down. Lanes that share a row exchange
 their largest scores by shuffles; their sums are added at the end alone.
+
+Where blocks share the keys of a row, each stores its sums with the row's largest score and sum of
+powers, by which another kernel weights them (:mod:`cpembed.targets.cuda.reduction`).
 """
 
 from __future__ import annotations
@@ -10,13 +13,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from cpembed.codegen.plan import Script, read
 from cpembed.codegen.values import literal
 from cpembed.ir.index import IndexExpr
+from cpembed.ir.scalars import Apply, Input
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.chains.pointwise import converted
 from cpembed.targets.cuda.chains.registers import lane_rows, place
-from cpembed.targets.cuda.writer import Writer, digits, index_script, register_pointer
-from cpembed.workloads.chains import LENGTHS, MASK, RowSoftmax
+from cpembed.targets.cuda.expressions import ExpressionWriter
+from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.reduction import STATISTICS
+from cpembed.targets.cuda.writer import (
+    Writer,
+    digits,
+    index_script,
+    inside_conditions,
+    register_pointer,
+)
+from cpembed.workloads.chains import LENGTHS, MASK, SINKS, RowSoftmax
 
 _LOWEST = 'T.float32("-inf")'
 
@@ -31,11 +45,18 @@ class Softmax:
         self.row_of, self.masks = lane_rows(self.instruction)
         self.rows_of_lane = max(self.row_of) + 1
         result = plan.first.output.layout
-        self.query, self.key = result.access[-2:]
-        self.queries, self.keys = result.original_shape[-2:]
+        self.coordinates = dict(zip("bgrqk", result.access, strict=True))
+        self.sizes = dict(zip("bgrqk", result.original_shape, strict=True))
+        self.query, self.key, self.keys = (
+            self.coordinates["q"],
+            self.coordinates["k"],
+            self.sizes["k"],
+        )
         # Scores are powers of two; the factor is applied to them with the subtraction, unless they
         # have to be scaled before, where something is added or the order would be reversed.
-        self.scales_first = self.function.masked or self.function.scale <= 0
+        self.scales_first = (
+            bool(self.function.mask) or self.function.cap is not None or self.function.scale <= 0
+        )
         factor = 1.0 if self.scales_first else self.function.scale
         self.exponent = factor * math.log2(math.e)
 
@@ -44,43 +65,103 @@ class Softmax:
         """True if rows have different numbers of keys."""
         return self.function.causal is not None or self.function.lengths
 
+    # -- before the chunks ------------------------------------------------------------------------
+
+    def locate_block(self) -> tuple[str, str]:
+        """Write how many keys the block's rows have.
+
+        Returns
+        -------
+        tuple of str and str
+            Expressions of the first chunk that any of the rows looks at, and of the one behind the
+            last.
+        """
+        size, script = self.plan.chunk_columns, self.script
+        if not self._is_limited:
+            return "0", str(self.plan.chunks)
+        if self.function.lengths:
+            batch = index_script(
+                self.coordinates["b"],
+                self._iterators("0", "0", "0"),
+                self.plan.first.program.extents,
+            )
+            script.line(f"length = T.max(0, T.min({LENGTHS}[{batch}], {self.keys}))")
+        keys = self._bound("row", self.plan.block_rows, upper=True)
+        script.line(f"block_keys = {keys}")
+        first = "0"
+        if self.function.window is not None:
+            script.line(f"first_key = {self._first_key('row', self.plan.block_rows, upper=False)}")
+            first = f"first_key // {size}"
+        return first, f"(block_keys + {size - 1}) // {size}"
+
+    @property
+    def _length(self) -> str:
+        """Number of keys of the block's batch."""
+        return "length" if self.function.lengths else str(self.keys)
+
     def begin(self) -> None:
         """Write what is the same for all chunks: statistics of rows, and their numbers of keys."""
         rows, script = self.plan.schedule.rows, self.script
         count = rows * self.rows_of_lane
-        for name in ("largest", "powers"):
+        for name in ("largest", "powers", "shrink"):
             script.line(f'{name} = T.alloc_buffer(({count},), "float32", scope="local")')
-        for name in ("top", "shrink", "offset"):
+        for name in ("top", "offset"):
             script.line(f'{name} = T.alloc_buffer((1,), "float32", scope="local")')
         with script.nested(f"for i in T.unroll({count}):"):
             script.line(f"largest[i] = {_LOWEST}")
             script.line("powers[i] = T.float32(0)")
+        if self.function.sinks:
+            self._begin_with_sinks()
         if not self._is_limited:
             return
-        script.line(f'limit = T.alloc_buffer(({count},), "int32", scope="local")')
-        length = str(self.keys)
-        if self.function.lengths:
-            batch = index_script(
-                self.plan.first.output.layout.access[0],
-                self._iterators("0", "0", "0"),
-                self.plan.first.program.extents,
-            )
-            script.line(f"length = T.min({LENGTHS}[{batch}], {self.keys})")
-            length = "length"
+        for name in ["limit"] + ["first_of_row"] * (self.function.window is not None):
+            script.line(f'{name} = T.alloc_buffer(({count},), "int32", scope="local")')
         for i in range(rows):
             for number in range(self.rows_of_lane):
-                keys = length
+                at = i * self.rows_of_lane + number
+                keys = self._length
                 if self.function.causal is not None:
-                    query = self._query(i, number)
-                    keys = f"T.min({length}, {query} + {self.function.causal + 1})"
-                script.line(f"limit[{i * self.rows_of_lane + number}] = {keys}")
-        script.line(f"block_keys = {self._keys_of_rows('row', self.plan.block_rows, length, 1)}")
-        rows_of_warp = f"(row + warp_row * {rows})"
-        script.line(f"warp_keys = {self._keys_of_rows(rows_of_warp, rows, length, 0)}")
+                    end = f"{self._query(i, number)} + {self.function.causal + 1}"
+                    keys = f"T.min({keys}, {end})"
+                    if self.function.window is not None:
+                        script.line(f"first_of_row[{at}] = {end} - {self.function.window}")
+                script.line(f"limit[{at}] = {keys}")
+        tiles = f"(row + warp_row * {rows})"
+        script.line(f"warp_keys = {self._bound(tiles, rows, upper=False)}")
+        if self.function.window is not None:
+            script.line(f"warp_first = {self._first_key(tiles, rows, upper=True)}")
+
+    def _begin_with_sinks(self) -> None:
+        """Write the scores of no key as the first ones of the rows."""
+        script, extents = self.script, self.plan.first.program.extents
+        holds = f"T.bitwise_and(lane, {sum(self.masks)}) == 0"
+        first = "part == 0" if self.plan.schedule.splits > 1 else "True"
+        factor = literal(math.log2(math.e) / self.exponent, "float32")
+        for i in range(self.plan.schedule.rows):
+            for number in range(self.rows_of_lane):
+                at = i * self.rows_of_lane + number
+                values = self._iterators(self._tile(str(i)), self._row(number), "0")
+                group, member = (
+                    index_script(self.coordinates[name], values, extents) for name in "gr"
+                )
+                # Rows of padded tiles have no head.
+                head = f"T.min(({group}) * {self.sizes['r']} + {member}, {self._heads - 1})"
+                script.line(f"largest[{at}] = {SINKS}[{head}] * {factor}")
+                if first != "True":
+                    script.line(f"largest[{at}] = T.Select({first}, largest[{at}], {_LOWEST})")
+                counted = f"{first} and {holds}"
+                script.line(f"powers[{at}] = T.Select({counted}, T.float32(1), T.float32(0))")
+
+    @property
+    def _heads(self) -> int:
+        return self.sizes["g"] * self.sizes["r"]
 
     def _iterators(self, tile: str, row: str, column: str) -> dict[str, str]:
         """Return the iterators of the first product at a row of a tile of rows, in batch."""
-        product = self.plan.first
+        return self._iterators_of(self.plan.first, tile, row, column)
+
+    @staticmethod
+    def _iterators_of(product: TiledProduct, tile: str, row: str, column: str) -> dict[str, str]:
         return {
             **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
             **digits("batch", product.batch),
@@ -91,15 +172,21 @@ class Softmax:
 
     def _query(self, tile: int, number: int) -> str:
         """Return the query of a lane's row."""
-        element = self.row_of.index(number)
-        row, _ = place(self.instruction.fragments[2], element)
-        script = self._iterators(self._tile(tile), row, "0")
+        row = self.plan.row_in_tile(
+            place(self.instruction.fragments[2], self.row_of.index(number))[0]
+        )
+        script = self._iterators(self._tile(str(tile)), row, "0")
         return f"({index_script(self.query, script, self.plan.first.program.extents)})"
 
-    def _tile(self, number: int) -> str:
+    def _row(self, number: int) -> str:
+        """Return the row within its tile of one of a lane's rows."""
+        row, _ = place(self.instruction.fragments[2], self.row_of.index(number))
+        return self.plan.row_in_tile(row)
+
+    def _tile(self, number: str) -> str:
         return f"(row + warp_row * {self.plan.schedule.rows} + {number})"
 
-    def _keys_of_rows(self, first: str, count: int, length: str, upper: int) -> str:
+    def _bound(self, first: str, count: int, *, upper: bool) -> str:
         """Return a bound of the number of keys that any row of some tiles has.
 
         Parameters
@@ -108,18 +195,33 @@ class Softmax:
             First tile of rows.
         count : int
             Number of tiles.
-        length : str
-            Number of keys of the batch.
-        upper : int
-            1 for the upper bound, 0 for the lower one.
+        upper : bool
+            True for the upper bound, False for the lower one.
         """
         if self.function.causal is None:
-            return length
-        axis, extents = self.plan.first.axes[0], self.plan.first.program.extents
-        bounded = _axis_bound(self.query, axis, extents, upper)
-        if bounded is None:
+            return self._length
+        query = self._bound_of_queries(first, count, upper=upper)
+        if query is None:
             # Whatever the query is: all keys, or none without looking.
-            return length if upper else "0"
+            return self._length if upper else "0"
+        return f"T.max(0, T.min({self._length}, {query} + {self.function.causal + 1}))"
+
+    def _first_key(self, first: str, count: int, *, upper: bool) -> str:
+        """Return a bound of the first key that any row of some tiles looks at."""
+        causal, window = self.function.causal, self.function.window
+        assert causal is not None
+        assert window is not None
+        query = self._bound_of_queries(first, count, upper=upper)
+        if query is None:
+            return str(self.keys) if upper else "0"
+        return f"T.max(0, {query} + {causal + 1 - window})"
+
+    def _bound_of_queries(self, first: str, count: int, *, upper: bool) -> str | None:
+        """Return a bound of the queries of some tiles; None if they take turns within a tile."""
+        axis, extents = self.plan.first.axes[0], self.plan.first.program.extents
+        bounded = _axis_bound(self.query, axis, extents, upper=upper)
+        if bounded is None:
+            return None
         ends = [
             index_script(bounded, self._iterators(f"({first} + {n})", "0", "0"), extents)
             for n in range(count)
@@ -127,75 +229,92 @@ class Softmax:
         end = ends[0]
         for further in ends[1:]:
             end = f"T.{'max' if upper else 'min'}({end}, {further})"
-        return f"T.max(0, T.min({length}, {end} + {self.function.causal + 1}))"
-
-    def steps(self) -> str:
-        """Write and return the number of chunks that the block has."""
-        if not self._is_limited:
-            return str(self.plan.chunks)
-        size = self.plan.chunk_columns
-        self.script.line(f"steps = (block_keys + {size - 1}) // {size}")
-        return "steps"
+        return end
 
     # -- a chunk ----------------------------------------------------------------------------------
 
-    def write(self) -> None:
-        """Write the powers of a chunk's scores into the registers of the second product."""
-        plan, script = self.plan, self.script
-        rows, tiles = plan.schedule.rows, plan.column_tiles
+    def write_powers(self, step: str) -> None:
+        """Write the powers of a chunk's scores, in their place, and the statistics of its rows."""
+        rows, tiles = self.plan.schedule.rows, self.plan.column_tiles
         count = self.instruction.registers[2]
         if self.scales_first:
-            with script.nested(f"for i in T.unroll({rows * tiles * count}):"):
-                script.line(f"scores[i] = scores[i] * {literal(self.function.scale, 'float32')}")
-        self._write_masks()
+            self._scale_scores(rows * tiles * count)
+        self._write_masks(step)
         for i in range(rows):
             for number in range(self.rows_of_lane):
                 self._write_row(i, number)
-        self._write_middle()
 
-    def _write_masks(self) -> None:
+    def rescale(self) -> None:
+        """Write the products of the second product's sums with what larger scores take off."""
+        for i in range(self.plan.schedule.rows):
+            for number in range(self.rows_of_lane):
+                self._scale_sums(i, number, f"shrink[{i * self.rows_of_lane + number}]")
+
+    def _scale_scores(self, count: int) -> None:
+        with self.script.nested(f"for i in T.unroll({count}):"):
+            write_scaled(self.script, self.function, "scores[i]", "capped")
+
+    def _write_masks(self, step: str) -> None:
         """Write -inf, or an addend, to the scores that need it."""
         size = self.plan.chunk_columns
-        if self.function.masked:
-            self._mask_elements()
+        if self.function.mask:
+            self._mask_elements(step)
             return
         keys = "warp_keys" if self._is_limited else str(self.keys)
         if not self._is_limited and self.keys % size == 0:
             return
         # Most chunks need no mask; the condition is the same for all lanes of a warp.
-        with self.script.nested(f"if (step + 1) * {size} > {keys}:"):
-            self._mask_elements()
+        condition = f"({step} + 1) * {size} > {keys}"
+        if self.function.window is not None:
+            condition += f" or {step} * {size} < warp_first"
+        with self.script.nested(f"if {condition}:"):
+            self._mask_elements(step)
 
-    def _mask_elements(self) -> None:
+    def _mask_elements(self, step: str) -> None:
         plan, count = self.plan, self.instruction.registers[2]
-        tiles, extents = plan.column_tiles, plan.first.program.extents
-        product = plan.first
+        tiles, extents, product = plan.column_tiles, plan.first.program.extents, plan.first
         # Tiles beyond the last one: their keys are beyond the last key only if a loop counts tiles.
         inside = ""
         if plan.chunks * tiles > product.tiles[2]:
-            inside = f" and step * {tiles} + j < {product.tiles[2]}"
+            inside = f" and {step} * {tiles} + j < {product.tiles[2]}"
         with self.script.nested(
             f"for i in T.unroll({plan.schedule.rows}):", f"for j in T.unroll({tiles}):"
         ):
             for element in range(count):
                 row, column = place(self.instruction.fragments[2], element)
-                tile = f"(row + warp_row * {plan.schedule.rows} + i)"
-                values = self._iterators(tile, row, column)
-                values |= digits(f"(step * {tiles} + j)", product.columns)
+                values = self._iterators(self._tile("i"), plan.row_in_tile(row), column)
+                values |= digits(f"({step} * {tiles} + j)", product.columns)
                 score = f"scores[(i * {tiles} + j) * {count} + {element}]"
                 # A name for each: TVMScript binds a name once in a scope.
-                key, query = f"key{element}", f"query{element}"
+                key = f"key{element}"
                 self.script.line(f"{key} = {index_script(self.key, values, extents)}")
-                number = self.row_of[element]
-                end = f"limit[i * {self.rows_of_lane} + {number}]"
-                visible = f"{key} < {end if self._is_limited else self.keys}{inside}"
-                value = score
-                if self.function.masked:
-                    self.script.line(f"{query} = {index_script(self.query, values, extents)}")
-                    present = f"{visible} and {query} < {self.queries}"
-                    at = f"T.Select({present}, {query} * {self.keys} + {key}, 0)"
-                    value = f"{score} + {MASK}[{at}]"
-                self.script.line(f"{score} = T.Select({visible}, {value}, {_LOWEST})")
+                at = f"i * {self.rows_of_lane} + {self.row_of[element]}"
+                visible = f"{key} < {f'limit[{at}]' if self._is_limited else self.keys}{inside}"
+                if self.function.window is not None:
+                    visible += f" and {key} >= first_of_row[{at}]"
+                if self.function.mask:
+                    self._apply_mask(element, values, score, visible)
+                else:
+                    self.script.line(f"{score} = T.Select({visible}, {score}, {_LOWEST})")
+
+    def _apply_mask(
+        self, element: int, values: Mapping[str, str], score: str, visible: str
+    ) -> None:
+        """Write a score with the element of the mask that belongs to it."""
+        numbers = {"k": f"key{element}"}
+        conditions = [visible]
+        for name in "bgrq":
+            if _DIMENSIONS.get(name, name) not in self.function.mask:
+                continue
+            variable = f"{name}_number{element}"
+            extents = self.plan.first.program.extents
+            index = index_script(self.coordinates[name], values, extents)
+            self.script.line(f"{variable} = {index}")
+            numbers[name] = variable
+            # Rows of padded tiles have no element.
+            conditions.append(f"{variable} < {self.sizes[name]}")
+        present = " and ".join(conditions)
+        masked_score(self.script, self.function, self.sizes, numbers, (score, visible, present))
 
     def _scores_of(self, tile: int, number: int) -> list[str]:
         """Return the scores of one of a lane's rows."""
@@ -220,15 +339,14 @@ class Softmax:
         centre = f"T.Select(top[0] == {_LOWEST}, T.float32(0), top[0])"
         factor = literal(self.exponent, "float32")
         script.line(f"offset[0] = {centre} * {factor}")
-        script.line(f"shrink[0] = largest[{at}] * {factor} - offset[0]")
-        self._power("shrink", "0")
+        script.line(f"shrink[{at}] = largest[{at}] * {factor} - offset[0]")
+        self._power("shrink", str(at))
         script.line(f"largest[{at}] = top[0]")
-        script.line(f"powers[{at}] = powers[{at}] * shrink[0]")
+        script.line(f"powers[{at}] = powers[{at}] * shrink[{at}]")
         for score in scores:
             script.line(f"{score} = {score} * {factor} - offset[0]")
             self._power("scores", score.removeprefix("scores[").removesuffix("]"))
             script.line(f"powers[{at}] = powers[{at}] + {score}")
-        self._scale_sums(tile, number, "shrink[0]")
 
     def _power(self, array: str, place: str) -> None:
         """Write 2 to the power of an element in its place."""
@@ -252,34 +370,139 @@ class Softmax:
                     target = f"sums[({tile * columns} + j) * {count} + {element}]"
                     self.script.line(f"{target} = {target} * {factor}")
 
-    def _write_middle(self) -> None:
+    def write_middle(self) -> None:
         """Write the registers of the second product's factor from those that they couple with."""
         plan, coupling = self.plan, self.plan.coupling
         count, tiles, chunk = self.instruction.registers[2], plan.column_tiles, plan.schedule.chunk
         with self.script.nested(
             f"for i in T.unroll({plan.schedule.rows}):", f"for inner in T.unroll({chunk}):"
         ):
-            for register, source in enumerate(coupling.sources):
-                tile = f"inner * {coupling.results[1]} + {source // count}"
-                score = f"scores[(i * {tiles} + {tile}) * {count} + {source % count}]"
-                target = f"middle[(i * {chunk} + inner) * {len(coupling.sources)} + {register}]"
-                self.script.line(f"{target} = {converted(score, plan.chain.factors)}")
+            tile = f"i * {tiles} + inner * {coupling.results[1]}"
+            values = [
+                f"scores[({tile} + {source // count}) * {count} + {source % count}]"
+                for source in coupling.sources
+            ]
+            first = f"(i * {chunk} + inner) * {len(values)}"
+            for register in range(0, len(values), 2):
+                low, high = values[register : register + 2]
+                if plan.chain.factors == "bfloat16":
+                    # Rounding by arithmetic on bits takes several instructions for each.
+                    target = register_pointer("middle", f"{first} + {register}")
+                    self.writer.call("cpembed_pack_bfloat16", target, low, high)
+                    continue
+                for number, value in enumerate((low, high)):
+                    target = f"middle[{first} + {register + number}]"
+                    self.script.line(f"{target} = {converted(value, plan.chain.factors)}")
 
     def end(self) -> None:
-        """Write the division of the sums by the sums of powers; rows without keys are zero."""
+        """Write the division of the sums by the sums of powers; rows without keys are zero.
+
+        If blocks share the keys, the statistics of rows are stored instead.
+        """
         for tile in range(self.plan.schedule.rows):
             for number in range(self.rows_of_lane):
                 total = f"powers[{tile * self.rows_of_lane + number}]"
                 self._combine(total, total + " + {}")
+                if self.plan.schedule.splits > 1:
+                    self._store_statistics(tile, number)
+                    continue
                 self.script.line(
                     f"{total} = T.Select({total} == T.float32(0), T.float32(0), "
                     f"T.float32(1) / {total})"
                 )
                 self._scale_sums(tile, number, total)
 
+    def _store_statistics(self, tile: int, number: int) -> None:
+        """Write the stores of a row's largest score, as a power of two, and its sum of powers."""
+        script, product, at = self.script, self.plan.second, tile * self.rows_of_lane + number
+        output, extents = product.output, product.program.extents
+        row = self.plan.row_in_tile(
+            place(self.instruction.fragments[2], self.row_of.index(number))[0]
+        )
+        values = self._iterators_of(product, self._tile(str(tile)), row, "0")
+        conditions = [
+            f"T.bitwise_and(lane, {sum(self.masks)}) == 0",
+            "column == 0",
+            f"{self._tile(str(tile))} < {product.tiles[1]}",
+            *inside_conditions(output, values, extents),
+        ]
+        length = output.layout.original_shape[-1]
+        rows = output.layout.elements // length
+        script.line(f"largest[{at}] = largest[{at}] * {literal(self.exponent, 'float32')}")
+        with script.nested(f"if {' and '.join(conditions)}:"):
+            script.line(
+                f"result_row = ({index_script(output.address, values, extents)}) // {length}"
+            )
+            for place_of, value in enumerate(("largest", "powers")):
+                script.line(
+                    f"{STATISTICS}[(part * {rows} + result_row) * 2 + {place_of}] = {value}[{at}]"
+                )
+
+
+_DIMENSIONS = {"g": "h", "r": "h"}
+"""Dimensions of a mask by those of the scores, where they differ: heads are those of keys, and the
+ones that share them."""
+
+
+def write_scaled(script: Script, function: RowSoftmax, score: str, label: str) -> None:
+    """Write a score times its factor, and within the bounds of a cap, in its place.
+
+    Parameters
+    ----------
+    script : Script
+    function : RowSoftmax
+    score : str
+        The score.
+    label : str
+        Beginning of the names of registers.
+    """
+    cap = function.cap
+    factor = literal(function.scale if cap is None else function.scale / cap, "float32")
+    script.line(f"{score} = {score} * {factor}")
+    if cap is not None:
+        value = ExpressionWriter(script, label).value(Apply("tanh", (Input(0),)), {0: score})
+        script.line(f"{score} = {value.text} * {literal(cap, 'float32')}")
+
+
+def masked_score(
+    script: Script,
+    function: RowSoftmax,
+    sizes: Mapping[str, int],
+    numbers: Mapping[str, str],
+    score: tuple[str, str, str],
+) -> None:
+    """Write a score with its mask: -inf where a key is hidden.
+
+    Parameters
+    ----------
+    script : Script
+    function : RowSoftmax
+    sizes : mapping of str to int
+        Extents of the scores by dimension: ``b``, ``g``, ``r``, ``q``, ``k``.
+    numbers : mapping of str to str
+        Expressions of the score's coordinates that the mask has, by dimension.
+    score : tuple of str
+        The score, the condition under which its key is visible without the mask, and the one under
+        which the mask has an element of it.
+    """
+    name, visible, present = score
+    if function.mask:
+        offset, stride = "0", 1
+        for dimension in "kqrgb":
+            if _DIMENSIONS.get(dimension, dimension) in function.mask:
+                offset += f" + {numbers[dimension]} * {stride}"
+                stride *= sizes[dimension]
+        element, dtype = f"{MASK}[T.Select({present}, {offset}, 0)]", function.mask_dtype
+        if dtype == "uint8":
+            visible += f" and {element} != T.uint8(0)"
+        else:
+            addend = element if dtype == "float32" else read(element, dtype, "float32")
+            script.line(f"{name} = {name} + {addend}")
+    script.line(f"{name} = T.Select({visible}, {name}, {_LOWEST})")
+
 
 def _axis_bound(
-    index: IndexExpr, axis: str, extents: Mapping[str, int], upper: int
+    index: IndexExpr, axis: str, extents: Mapping[str, int], *, upper: bool
 ) -> IndexExpr | None:
     """Return a bound of an index over an axis; None if the axis is in a digit with others."""
     terms = list(index.terms)

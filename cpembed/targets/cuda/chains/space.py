@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpembed.errors import LoweringError
+from cpembed.targets.cuda.chains.group_plan import GroupPlan, legal_columns
 from cpembed.targets.cuda.chains.model import work_of
 from cpembed.targets.cuda.chains.pairs import Pair, Pairs, Via
-from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
+from cpembed.targets.cuda.chains.plan import MAX_SPLITS, ChainPlan, ChainSchedule, check
+from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.model import Gpu, GpuEstimate, estimate
 from cpembed.workloads.chains import ProductChain, RowSoftmax
 
@@ -24,6 +27,15 @@ CHUNKS = (1, 2, 4, 8)
 STAGES = (2, 3)
 COLUMNS = (8, 16, 32)
 """Numbers of instruction tiles of a block along columns of the result, besides all of them."""
+
+GROUPS = (1, 2, 3)
+"""Numbers of consumer groups of a block."""
+
+GROUP_CHUNKS = (2, 4, 6, 8, 11)
+"""Numbers of instruction tiles along the second product's depth in a stage of warp groups."""
+
+SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of blocks that share the chunks of a block of results, besides 1."""
 
 PAIRS = 6
 """Number of pairs whose schedules are compared: those of the fewest executions that have kernels;
@@ -44,7 +56,7 @@ class ScoredChain:
 
 def has_kernel(pair: Pair) -> bool:
     """Return True if kernels are generated for a pair."""
-    return not pair.is_swapped and pair.first.product.instruction.kind == "mma"
+    return not pair.is_swapped and pair.first.product.instruction.kind != "wmma"
 
 
 def ranked_plans(pairs: Pairs, gpu: Gpu) -> Sequence[ScoredChain]:
@@ -66,7 +78,7 @@ def ranked_plans(pairs: Pairs, gpu: Gpu) -> Sequence[ScoredChain]:
     for pair in list(filter(has_kernel, pairs.pairs))[:PAIRS]:
         for schedule in schedules(pairs.chain, pair):
             try:
-                scored.append(score(ChainPlan(pairs.chain, pair, schedule), gpu))
+                scored += with_splits(plan_of(pairs.chain, pair, schedule), gpu)
             except LoweringError as error:
                 reason = str(error)
     if not scored:
@@ -83,10 +95,41 @@ def score(plan: ChainPlan, gpu: Gpu) -> ScoredChain:
     return ScoredChain(plan, estimate(work_of(plan, gpu), gpu))
 
 
+def plan_of(chain: ProductChain, pair: Pair, schedule: ChainSchedule) -> ChainPlan:
+    """Return the plan of a schedule, of warps or of warp groups.
+
+    Parameters
+    ----------
+    chain : ProductChain
+    pair : Pair
+        Embeddings of the products.
+    schedule : ChainSchedule
+    """
+    is_group = pair.first.product.instruction.kind == "wgmma"
+    return (GroupPlan if is_group else ChainPlan)(chain, pair, schedule)
+
+
+def with_splits(plan: ChainPlan, gpu: Gpu) -> Iterator[ScoredChain]:
+    """Yield a plan, and those in which blocks share its chunks if there are too few blocks.
+
+    Raises :class:`LoweringError` if it has no kernel, or a block does not fit.
+    """
+    yield score(plan, gpu)
+    blocks = math.prod(plan.blocks)
+    for splits in SPLITS:
+        # Each part has a chunk, and no more blocks are made than run together.
+        if splits <= min(plan.chunks, MAX_SPLITS) and blocks * splits <= 4 * gpu.multiprocessors:
+            schedule = replace(plan.schedule, splits=splits)
+            yield score(replace(plan, schedule=schedule), gpu)
+
+
 def schedules(chain: ProductChain, pair: Pair) -> Iterator[ChainSchedule]:
     """Yield schedules of a pair that leave no warp or stage without work."""
     second = pair.second.product
     _, rows, columns, depth = second.tiles
+    if second.instruction.kind == "wgmma":
+        yield from _group_schedules(second)
+        return
     ratio = second.instruction.k // pair.first.product.instruction.n
     widths = sorted({columns, *(width for width in COLUMNS if width < columns)})
     for via in pair.via:
@@ -100,3 +143,17 @@ def schedules(chain: ProductChain, pair: Pair) -> Iterator[ChainSchedule]:
                 continue
             if chunk * ratio % (2 * warps[1]) == 0:
                 yield ChainSchedule(via, warps, tiles, chunk, width, stages)
+
+
+def _group_schedules(product: TiledProduct) -> Iterator[ChainSchedule]:
+    """Yield schedules of warp groups for the second product."""
+    _, rows, columns, depth = product.tiles
+    widths = {
+        legal_columns(product.instruction, columns),
+        *(width for width in COLUMNS if width < columns),
+    }
+    for groups, chunk, stages, width in itertools.product(
+        GROUPS, GROUP_CHUNKS, STAGES, sorted(widths)
+    ):
+        if not ((1 < groups >= 2 * rows) or (GROUP_CHUNKS[0] < chunk >= 2 * depth)):
+            yield ChainSchedule("registers", (groups, 1), 1, chunk, width, stages)

@@ -71,4 +71,4 @@ def cuda_text(plan: HopperPlan) -> CudaText:
 
     Raises :class:`~cpembed.errors.LoweringError` if TVM rejects them.
     """
-    return generate(functions(plan), ARCHITECTURE, tensor_maps(plan))
+    return generate(functions(plan), ARCHITECTURE, {"product": tensor_maps(plan)})

@@ -28,14 +28,18 @@ from cpembed.targets.cuda.writer import Writer, quotient, register_pointer, shar
 def consumers_of(writer: Writer, plan: HopperPlan, ring: Ring) -> Consumers:
     """Return the writer of a plan's consumers.
 
-    Parameters
-    ----------
-    writer : Writer
-        Text of the kernel.
-    plan : HopperPlan
-        Product and schedule, which says who multiplies.
-    ring : Ring
-        Stages that the consumers read.
+        Parameters
+        ----------
+        writer : Writer
+            Text of the kernel.
+        plan : HopperPlan
+    <<<<<<< HEAD
+            Product and schedule, which says who multiplies.
+    =======
+            Plan of the kernel.
+    >>>>>>> main
+        ring : Ring
+            Stages that the consumers read.
     """
     kind = WarpGroups if plan.schedule.warps is None else Warps
     return kind(writer, plan, ring)
@@ -140,7 +144,7 @@ class WarpGroups(Consumers):
         self.writer.call("cpembed_wgmma_wait_0")
         self.ring.release(before)
         if not self.plan.is_whole:
-            write_opaque(self.writer, self.plan, self.sums)
+            write_opaque(self.writer, self.plan.product.sums, self.sums)
 
     def _load_first(self, inner: int) -> None:
         """Write the loads of the first factor's fragments of a product into registers."""

@@ -6,6 +6,8 @@ factor by the copies of 128 threads, which put each vector where the swizzle has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cpembed.codegen.plan import buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.device import tensor_load_name
@@ -13,7 +15,9 @@ from cpembed.targets.cuda.hopper.layouts import CHUNK
 from cpembed.targets.cuda.hopper.packing import PackedImages
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.hopper.tiles import multicast_mask
+from cpembed.targets.cuda.hopper.views import ImageCopy
 from cpembed.targets.cuda.instructions import WARP_GROUP
+from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
     Writer,
@@ -86,35 +90,75 @@ def write_asynchronous(
 
 
 def _write_tensor(writer: Writer, plan: HopperPlan, number: int, step: str, place: str) -> None:
-    view, product = plan.views[number], plan.product
+    view = plan.views[number]
     assert view is not None
-    loops, extents = (product.rows, product.columns)[number], product.program.extents
     first = f"{BLOCKS[number]} * {plan.schedule.block[number]}"
+    deep = f"{step} * {plan.schedule.depth}"
     sharers = plan.schedule.sharers(number)
     mask = [multicast_mask(plan.schedule.cluster, number)] * (sharers > 1)
     columns = plan.schedule.cluster[1]
     place_in_group = f"rank % {columns}" if number == 0 else f"rank // {columns}"
     for turn, copy in enumerate(view.copies):
-        values = {
-            **dict.fromkeys(extents, "0"),
-            **digits("batch", product.batch),
-            **digits(f"{first} + {copy.tile}" if copy.tile else first, loops),
-            **digits(f"{step} * {plan.schedule.depth}", product.depth),
-        }
-        coordinates = [index_script(index, values, extents) for index in copy.coordinates]
-        offsets = [index_script(index, values, extents) for index in copy.filter]
         # Each of the blocks that share an image issues some of its copies.
         condition = [f"if {place_in_group} == {turn % sharers}:"] * (sharers > 1)
         with writer.script.nested(*condition):
-            writer.call(
-                tensor_load_name(len(coordinates), len(offsets), multicast=sharers > 1),
-                shared_pointer(f"{place} + {copy.offset}"),
-                f"T.address_of({map_name(number)})",
-                shared_pointer("barrier"),
-                *coordinates,
-                *offsets,
-                *mask,
+            write_tensor_copy(
+                writer, copy, plan.product, number, (first, deep), place, map_name(number), mask
             )
+
+
+def write_tensor_copy(
+    writer: Writer,
+    copy: ImageCopy,
+    product: TiledProduct,
+    number: int,
+    tiles: tuple[str, str],
+    place: str,
+    name: str,
+    mask: Sequence[str] = (),
+) -> None:
+    """Write a copy of a view.
+
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel, in which ``barrier`` is the byte of the mbarrier, and ``batch`` the
+        number of the batch.
+    copy : ImageCopy
+        The copy.
+    product : TiledProduct
+        Product of the factor.
+    number : int
+        Number of the factor.
+    tiles : tuple of str and str
+        Expressions of the image's first instruction tile along rows or columns, and along the
+        depth.
+    place : str
+        Expression of the first byte of the image.
+    name : str
+        Name of the tensor map.
+    mask : sequence of str
+        Expression of the mask of blocks of a multicast, or nothing.
+    """
+    loops, extents = (product.rows, product.columns)[number], product.program.extents
+    first, deep = tiles
+    values = {
+        **dict.fromkeys(extents, "0"),
+        **digits("batch", product.batch),
+        **digits(f"{first} + {copy.tile}" if copy.tile else first, loops),
+        **digits(deep, product.depth),
+    }
+    coordinates = [index_script(index, values, extents) for index in copy.coordinates]
+    offsets = [index_script(index, values, extents) for index in copy.filter]
+    writer.call(
+        tensor_load_name(len(coordinates), len(offsets), multicast=bool(mask)),
+        shared_pointer(f"{place} + {copy.offset}"),
+        f"T.address_of({name})",
+        shared_pointer("barrier"),
+        *coordinates,
+        *offsets,
+        *mask,
+    )
 
 
 def _write_bulk(writer: Writer, plan: HopperPlan, number: int, step: str, place: str) -> None:

@@ -144,6 +144,23 @@ class HopperSchedule:
         return ", ".join(words)
 
 
+def strip_tiles(product: TiledProduct, columns: int) -> int:
+    """Return how many of a group's instruction tiles of columns are staged at a time."""
+    width = product.instruction.n * size_bytes(product.sums)
+    fitting = range(1, STRIP_BYTES // width + 1)
+    return max(count for count in fitting if columns % count == 0)
+
+
+def strip_staging(product: TiledProduct, strip: int) -> Staging:
+    """Return a warp's part of shared memory for tiles of columns of its sums."""
+    size = size_bytes(product.sums)
+    columns = strip * product.instruction.n
+    pitch = columns * size
+    # As on other kernels: rows begin eight words apart, or four if elements are halves.
+    pitch += (8 * size - pitch) % WAVEFRONT_BYTES
+    return Staging(WARP_ROWS, columns, pitch // size, product.sums)
+
+
 @dataclass(frozen=True, eq=False)
 class HopperProduct:
     """A product of instruction tiles, and the images of its factors that TMA can load."""
@@ -231,21 +248,12 @@ class HopperPlan:
     @cached_property
     def staging(self) -> Staging:
         """A warp's part of shared memory for some columns of its sums of an instruction tile."""
-        instruction, dtype = self.product.instruction, self.product.sums
-        size = size_bytes(dtype)
-        columns = self.strip * instruction.n
-        pitch = columns * size
-        # As on other kernels: rows begin eight words apart, or four if elements are halves.
-        pitch += (8 * size - pitch) % WAVEFRONT_BYTES
-        return Staging(WARP_ROWS, columns, pitch // size, dtype)
+        return strip_staging(self.product, self.strip)
 
     @cached_property
     def strip(self) -> int:
         """Number of instruction tiles of columns that are staged at a time."""
-        columns = self.schedule.tile[1]
-        width = self.product.instruction.n * size_bytes(self.product.sums)
-        fitting = range(1, STRIP_BYTES // width + 1)
-        return max(count for count in fitting if columns % count == 0)
+        return strip_tiles(self.product, self.schedule.tile[1])
 
     @property
     def staging_offset(self) -> int:

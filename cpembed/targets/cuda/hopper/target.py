@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from cpembed.embedding.embedding import Embedding
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
+from cpembed.runtime.tuning.database import PlainTrial
 from cpembed.targets.base import Array, ChoicePolicy, Row, Target
 from cpembed.targets.cuda.build import CudaKernels
+from cpembed.targets.cuda.chain_target import ChainTarget
 from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
@@ -22,6 +26,7 @@ from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.model import Gpu, gpu
 from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.target import CudaDetails
+from cpembed.targets.cuda.tuning import CudaTuner
 from cpembed.transform.program import DerivedProgram
 
 
@@ -43,11 +48,12 @@ class HopperDetails(CudaDetails):
         return rows
 
 
-class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKernels]):
+class HopperTarget(ChainTarget, SavingTarget, Target[HopperProduct, HopperSchedule, CudaKernels]):
     """Emulated warp groups; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
     follows_machine = True
+    tuner = CudaTuner
     # TMA reads rows of pixels that carry from line to line as fast as any, so that padding of an
     # image's lines to the instruction's rows gains nothing.
     policy = ChoicePolicy(well_used=1.0)
@@ -77,6 +83,13 @@ class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKerne
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
+
+    def schedule_of(self, trial: PlainTrial) -> HopperSchedule:
+        return self.schedule_from(trial.schedule)
+
+    def schedule_from(self, document: Mapping[str, Any]) -> HopperSchedule:
+        """Return the schedule of :meth:`schedule_json`."""
+        return msgspec.convert(document, HopperSchedule)
 
     def schedule_text(self, embedding: Embedding, schedule: HopperSchedule) -> str:
         return str(schedule)

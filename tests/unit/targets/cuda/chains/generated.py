@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from cpembed.driver.chains import largest_error
 from cpembed.driver.named import hardware_spec
 from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
+from cpembed.targets.cuda.chains.group_plan import GroupPlan, legal_columns
 from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
 from cpembed.targets.cuda.chains.space import has_kernel
@@ -20,6 +22,9 @@ Array = NDArray[Any]
 
 SHARED_BYTES = 166_912
 """Of a block on sm_80: CUDA C++ Programming Guide, technical specifications."""
+
+HOPPER_SHARED_BYTES = 232_448
+"""Of a block on sm_90."""
 
 TARGETS = {"float16": "mma_f16", "bfloat16": "mma_bf16", "int8": "mma_s8"}
 
@@ -37,8 +42,27 @@ def plan_of(chain: ProductChain, schedule: ChainSchedule, number: int = 0) -> Ch
     return plan
 
 
+def group_plan_of(
+    chain: ProductChain,
+    random: np.random.Generator,
+    schedule: Callable[[np.random.Generator, int], ChainSchedule],
+    number: int | None = None,
+) -> GroupPlan:
+    """A plan of warp groups, of any pair that has kernels; LoweringError if it does not fit."""
+    pairs = find_pairs(chain, hardware_spec(f"wg{TARGETS[chain.factors]}"))
+    usable = [p for p in pairs.pairs if has_kernel(p) and "registers" in p.via]
+    pair = usable[int(random.integers(min(6, len(usable)))) if number is None else number]
+    product = pair.second.product
+    # Values that are deeper than an instruction has columns are divided among blocks.
+    columns = min(product.tiles[2], int(random.choice([8, 32])))
+    columns = legal_columns(product.instruction, columns)
+    plan = GroupPlan(chain, pair, schedule(random, columns))
+    check(plan, HOPPER_SHARED_BYTES)
+    return plan
+
+
 def kernels_of(plan: ChainPlan) -> ChainKernels:
-    return ChainKernels(plan, chain_text(plan, "sm_80"))
+    return ChainKernels(plan, chain_text(plan, "sm_90" if isinstance(plan, GroupPlan) else "sm_80"))
 
 
 def error_of(

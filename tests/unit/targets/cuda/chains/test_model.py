@@ -9,11 +9,13 @@ import pytest
 from cpembed.driver.chains import named_chain, solve_chain
 from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable
-from cpembed.targets.cuda.chains.model import estimate_apart, work_of
+from cpembed.targets.cuda.chains.apart import plan_apart
+from cpembed.targets.cuda.chains.model import UnfusedTimes, estimate_apart, work_of
 from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.chains.plan import ChainSchedule
 from cpembed.targets.cuda.chains.space import ranked_plans, score
 from cpembed.targets.cuda.model import gpu
+from cpembed.workloads.chains import ProductChain
 from tests.unit.targets.cuda.chains.generated import chain_of, kernels_of, plan_of
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
@@ -30,13 +32,45 @@ def test_long_attention_is_fused_and_wide_layers_are_not() -> None:
 
 
 def test_stored_bytes_are_those_of_scores_and_weights() -> None:
-    """Each written once and read once, in the type of the factors."""
+    """Each written once and read once: scores as they are summed, what is multiplied in the type
+    of the factors."""
     chain = chain_of("attention b=2 h=4 q=64 k=96 d=32")
-    (pair, *_) = (p for p in find_pairs(chain, hardware_spec("mma_f16")).pairs if not p.is_swapped)
-    assert estimate_apart(chain, pair, A100).stored_bytes == 4 * 2 * (2 * 4 * 64 * 96)
+    assert apart_of(chain).stored_bytes == 2 * (4 + 2) * (2 * 4 * 64 * 96)
     layers = chain_of("mlp m=64 k=32 n=96 p=32")
-    (pair, *_) = (p for p in find_pairs(layers, hardware_spec("mma_f16")).pairs if not p.is_swapped)
-    assert estimate_apart(layers, pair, A100).stored_bytes == 2 * 2 * (64 * 96)
+    assert apart_of(layers).stored_bytes == 2 * 2 * (64 * 96)
+
+
+def apart_of(chain: ProductChain) -> UnfusedTimes:
+    pairs = find_pairs(chain, hardware_spec("mma_f16")).pairs
+    pair = next(pair for pair in pairs if not pair.is_swapped)
+    return estimate_apart(plan_apart(chain, pair, A100), A100)
+
+
+def test_a_window_leaves_the_chunks_that_it_covers() -> None:
+    words = "attention b=1 h=1 q=1024 k=1024 d=64 causal"
+    schedule = ChainSchedule("registers", (4, 1), 1, 4, 8)
+    window = work_of(plan_of(chain_of(f"{words} window=128"), schedule), A100)
+    # Rows 64 n to 64 n + 63 look at keys from 64 n - 127: two chunks of 64 before their own.
+    expected = [n + 1 - max(0, 64 * n - 127) // 64 for n in range(16)]
+    assert window.steps == round(sum(expected) / 16)
+
+
+@pytest.mark.parametrize(
+    "words, target",
+    [
+        ("attention b=1 h=32 kv=8 q=1 k=8192 d=128", "mma_f16"),
+        ("attention b=1 h=8 kv=1 q=4 k=9000 d=64", "wgmma_f16"),
+    ],
+)
+def test_few_queries_of_many_keys_are_split(words: str, target: str) -> None:
+    """Decoding: a block for each head would leave most multiprocessors idle."""
+    choice = solve_chain(named_chain(words, target), target).choice
+    best = choice.candidates[0].plan
+    assert best.schedule.splits > 1
+    assert choice.fuses
+    spec = hardware_spec(target)
+    unsplit = replace(best, schedule=replace(best.schedule, splits=1))
+    assert score(unsplit, gpu(spec)).us > 2 * choice.candidates[0].estimated_us
 
 
 def test_a_causal_mask_halves_the_chunks() -> None:

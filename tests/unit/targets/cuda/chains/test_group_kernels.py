@@ -1,0 +1,129 @@
+"""Chains for warp groups of Hopper, executed: in any order of warps, and what nvcc says of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpembed.errors import LoweringError
+from cpembed.targets.cuda.chains.group_plan import GroupPlan
+from cpembed.targets.cuda.chains.plan import ChainSchedule
+from cpembed.targets.cuda.executor import Order
+from cpembed.workloads.chains import MASK_DTYPES
+from tests.unit.targets.cuda.chains.generated import (
+    chain_of,
+    group_plan_of,
+    is_right,
+    kernels_of,
+)
+from tests.unit.targets.cuda.executor.running import needs_compiler
+
+ORDERS: tuple[Order | int, ...] = (Order.FORWARD, Order.REVERSE, 11)
+
+
+def random_schedule(random: np.random.Generator, columns: int) -> ChainSchedule:
+    return ChainSchedule(
+        "registers",
+        (int(random.integers(1, 4)), 1),
+        1,
+        int(random.choice([1, 2, 3, 4, 6, 8])),
+        columns,
+        int(random.integers(2, 4)),
+        int(random.choice([1, 1, 2, 3])),
+    )
+
+
+def fitting(words: str, random: np.random.Generator) -> GroupPlan:
+    """A plan of a chain with a schedule at random that has a kernel."""
+    chain = chain_of(words)
+    for _ in range(100):
+        try:
+            return group_plan_of(chain, random, random_schedule)
+        except LoweringError:
+            continue
+    raise AssertionError(f"no schedule fits {words}")
+
+
+def random_attention(random: np.random.Generator) -> str:
+    heads, group = int(random.integers(1, 3)), int(random.choice([1, 1, 2, 4]))
+    words = [
+        f"attention b={random.integers(1, 3)} h={heads * group} kv={heads}",
+        f"q={random.integers(1, 200)} k={random.integers(1, 300)}",
+        f"d={random.choice([16, 33, 40, 64, 80, 96, 128])}",
+        f"layout={random.choice(['BHSD', 'BSHD'])}",
+        f"dtype={random.choice(['float16', 'bfloat16'])}",
+    ]
+    words += [f"e={random.choice([16, 72, 128, 256])}"] * bool(random.integers(2))
+    if random.integers(2):
+        words.append("causal")
+        words += [f"offset={random.integers(-5, 20)}"] * bool(random.integers(2))
+        words += [f"window={random.integers(1, 60)}"] * bool(random.integers(2))
+    words += ["lengths"] * bool(random.integers(2)) + ["cap=3"] * (random.random() < 0.2)
+    words += ["sinks"] * (random.random() < 0.2)
+    if random.random() < 0.3:
+        dimensions = random.choice(["1", "k", "qk", "hqk", "bk", "bqk", "bhqk"])
+        words.append(f"mask={dimensions} mask_type={random.choice(MASK_DTYPES)}")
+    words += ["output=float32"] * (random.random() < 0.3)
+    return " ".join(words)
+
+
+def random_layers(random: np.random.Generator) -> str:
+    dtype = str(random.choice(["float16", "bfloat16", "int8"]))
+    act = random.choice(["none", "relu", "gelu", "silu", "tanh"] if dtype != "int8" else ["relu"])
+    words = f" act={act} dtype={dtype}" + " bias" * int(random.integers(2))
+    if random.integers(3):
+        sizes = [int(n) for n in random.integers((1, 1, 1, 1), (200, 200, 230, 200))]
+        return "mlp m={} k={} n={} p={}".format(*sizes) + words
+    c, h, k, m = (int(n) for n in random.integers((1, 4, 1, 1), (40, 12, 70, 60)))
+    stride = random.integers(1, 3)
+    return f"conv_pointwise n=2 c={c} h={h} w=9 k={k} r=3 s=2 m={m} pad=1 stride={stride}" + words
+
+
+@needs_compiler
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("seed", range(60))
+def test_attention_of_random_sizes_and_masks(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    words = random_attention(random)
+    plan = fitting(words, random)
+    kernels = kernels_of(plan)
+    assert all(is_right(kernels, seed, order) for order in ORDERS), (words, plan.schedule)
+
+
+@needs_compiler
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("seed", range(60))
+def test_pairs_of_layers_of_random_sizes(seed: int) -> None:
+    """Integers bit for bit."""
+    random = np.random.default_rng(seed)
+    words = random_layers(random)
+    plan = fitting(words, random)
+    kernels = kernels_of(plan)
+    assert all(is_right(kernels, seed, order) for order in ORDERS), (words, plan.schedule)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+@pytest.mark.parametrize("seed", range(60))
+def test_nvcc_compiles_kernels_without_a_warning(seed: int, tmp_path: Path) -> None:
+    random = np.random.default_rng(seed)
+    words = random_attention(random) if seed % 3 else random_layers(random)
+    plan = fitting(words, random)
+    text = tmp_path / "kernel.cu"
+    text.write_text(kernels_of(plan).text.source)
+    options = ["-cubin", "-arch=sm_90a", "-std=c++17", "-O3", "-Xptxas", "-v"]
+    done = subprocess.run(
+        ["nvcc", *options, "-o", str(tmp_path / "kernel.cubin"), str(text)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    warnings = [line for line in done.stderr.splitlines() if "warning #" in line]
+    unused = [line for line in warnings if "was declared but never referenced" in line]
+    assert warnings == unused, (words, plan.schedule)
+    # C7508, C7510 and their like: registers that are not passed on, products that wait.
+    assert "Potential Performance Loss" not in done.stderr, (words, plan.schedule)
+    assert not re.search(r"[1-9]\d* bytes (stack|spill)", done.stderr), (words, plan.schedule)
