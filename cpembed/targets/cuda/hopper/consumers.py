@@ -28,18 +28,14 @@ from cpembed.targets.cuda.writer import Writer, quotient, register_pointer, shar
 def consumers_of(writer: Writer, plan: HopperPlan, ring: Ring) -> Consumers:
     """Return the writer of a plan's consumers.
 
-        Parameters
-        ----------
-        writer : Writer
-            Text of the kernel.
-        plan : HopperPlan
-    <<<<<<< HEAD
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel.
+    plan : HopperPlan
             Product and schedule, which says who multiplies.
-    =======
-            Plan of the kernel.
-    >>>>>>> main
         ring : Ring
-            Stages that the consumers read.
+        Stages that the consumers read.
     """
     kind = WarpGroups if plan.schedule.warps is None else Warps
     return kind(writer, plan, ring)
