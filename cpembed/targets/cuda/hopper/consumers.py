@@ -33,8 +33,8 @@ def consumers_of(writer: Writer, plan: HopperPlan, ring: Ring) -> Consumers:
     writer : Writer
         Text of the kernel.
     plan : HopperPlan
-            Product and schedule, which says who multiplies.
-        ring : Ring
+        Product and schedule, which says who multiplies.
+    ring : Ring
         Stages that the consumers read.
     """
     kind = WarpGroups if plan.schedule.warps is None else Warps
