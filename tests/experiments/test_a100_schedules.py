@@ -15,7 +15,8 @@ from cpembed.errors import WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
 from experiments.amos2022.a100_schedules.adapter import Tiles, work_of
-from experiments.amos2022.a100_schedules.addresses import access, sides
+from experiments.amos2022.a100_schedules.addresses import access, result_lines, sides
+from experiments.amos2022.a100_schedules.copies import Copy, refill
 from experiments.amos2022.a100_schedules.judge import Losses, Order, by_layer, judge, order
 from experiments.amos2022.a100_schedules.run import MACHINE, SPECIFICATION, main, markdown
 from experiments.amos2022.a100_schedules.schedules import DATA, Schedule, read
@@ -192,3 +193,25 @@ def test_another_table_is_judged_and_a_wrong_one_is_named(
     wrong.write_text(f"{lines[0]}\n{lines[1].replace('5.84371', 'fast')}\n")
     with pytest.raises(WorkloadError, match="line 2"):
         read(wrong)
+
+
+def test_results_along_an_outer_axis_lie_in_different_lines(rows: list[Schedule]) -> None:
+    layer = next(row.layer for row in rows if (row.layer.q, row.layer.s) == (56, 3))
+    # Two pixels of 32 filters in two bytes each are a line of 128 bytes.
+    for pixels in (("q",), ("p", "q"), ("n", "q"), ("n", "p", "q")):
+        assert result_lines(layer, pixels) == 16
+    # Neighbours along columns are 8 x 32 results apart.
+    assert result_lines(layer, ("p",)) == result_lines(layer, ("n", "p")) == 32
+
+
+def test_loads_of_both_factors_are_under_way_together(a100: Gpu) -> None:
+    image = Copy(4, 8.0, True, 5.0, 4.0, 1.0, 1.0, 1.0, 256.0)
+    filters = replace(image, loads=12)
+    latency = a100.l2_cycles
+    # 16 loads, 8 at a time: two latencies. Apart they would wait one and two.
+    assert refill([image, filters], [1, 1], a100).cycles == 2 * latency
+    apart = refill([image, replace(filters, written_out=False)], [1, 1], a100)
+    issue = (4 + 12) * 5 * a100.unit.integer_cycles
+    assert apart.cycles == latency + 2 * latency + issue
+    both = refill([image, filters], [1, 1], a100)
+    assert (both.shared, both.bytes) == (apart.shared, apart.bytes) == (10, 512)

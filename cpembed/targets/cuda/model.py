@@ -265,9 +265,11 @@ class KernelWork:
         if self.stages == 1:
             cycles = (fetch + compute) * self.steps + result * self.results
         else:
-            # Fetches of all stages but the one that computes are in flight together.
+            # Fetches of all stages but the one that computes are in flight together, and none is
+            # while the last stage computes.
             step = max(compute, fetch / (self.stages - 1))
-            computing, storing = self.steps * step, self.results * result
+            computing = (self.steps - 1) * step + compute
+            storing = self.results * result
             if self.overlapped:
                 # Two sets of warps, each of which stores half of the results, the last one alone.
                 cycles = fetch + max(computing, (computing + storing) / 2) + result

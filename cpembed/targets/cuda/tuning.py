@@ -134,7 +134,7 @@ class CudaTuner(Tuner[S]):
         device: str,
         folder: Path,
     ) -> int:
-        """Store what the programs of a pack measured of a layer (:class:`TakesResults`)."""
+        """Store the times of a layer, as :class:`~cpembed.targets.tuner.TakesResults` says."""
         self.device = device
         constraints = load_constraint_set(layer["constraints"])
         key = self.trial_key(workload, constraints, epilogue, None)

@@ -15,7 +15,12 @@ from dataclasses import dataclass, replace
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from experiments.amos2022.a100_schedules.addresses import ELEMENT, LANES, LINE, Access, access
 from experiments.amos2022.a100_schedules.auxiliary_kernels import auxiliary_works, usual_works
-from experiments.amos2022.a100_schedules.copies import packed_copy, packing_copy
+from experiments.amos2022.a100_schedules.copies import (
+    Copy,
+    packed_copy,
+    packing_copy,
+    refill,
+)
 from experiments.amos2022.a100_schedules.schedules import COLUMNS, DEPTH, ROWS, Schedule
 
 FRAGMENTS = (2, 8, 4)
@@ -130,14 +135,16 @@ def _fetch(
         accesses = {factor: access(row, factor, row.vectorize) for factor in "ab"}
         step = sum(each.footprint for each in accesses.values())
     shares_read_again = _read_again(row, concurrent * refills * step, free_bytes)
-    total = Phase()
+    copies: list[Copy] = []
     for factor, count in elements.items():
         if row.inline:
             stays_in_l1 = concurrent * step <= free_bytes
-            copy = packing_copy(row, factor, count, tiles.warps, accesses[factor], stays_in_l1)
+            copies.append(
+                packing_copy(row, factor, count, tiles.warps, accesses[factor], stays_in_l1)
+            )
         else:
-            copy = packed_copy(row, factor, elements, tiles.warps)
-        total += copy.phase(shares_read_again[factor], gpu)
+            copies.append(packed_copy(row, factor, elements, tiles.warps))
+    total = refill(copies, [shares_read_again[factor] for factor in elements], gpu)
     # The barrier after it: what was stored last has arrived.
     return total + Phase(gpu.unit.shared_store_cycles)
 

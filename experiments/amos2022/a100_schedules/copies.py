@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from cpembed.targets.cuda.model import Gpu, Phase
@@ -95,6 +95,34 @@ class Copy:
         shared = self.warp_loads * self.lines + self.stores
         issue = self.warp_loads * self.instructions * unit.integer_cycles / unit.schedulers
         return Phase(cycles, 0.0, shared, issue, self.bytes * again)
+
+
+def refill(copies: Sequence[Copy], again: Sequence[float], gpu: Gpu) -> Phase:
+    """Return the phase of the copies of both factors, between which there is no barrier.
+
+    Where both are written out, loads of one are under way while the other's are waited for, as in
+    the machine code in which they were counted.
+
+    Parameters
+    ----------
+    copies : sequence of Copy
+        Copies of the factors.
+    again : sequence of float
+        Share of each factor's reads that no earlier tile left in L1.
+    gpu : Gpu
+        GPU that runs them.
+    """
+    phase = Phase()
+    for copy, share in zip(copies, again, strict=True):
+        phase += copy.phase(share, gpu)
+    if not all(copy.written_out for copy in copies):
+        return phase
+    loads = sum(copy.loads for copy in copies)
+    ahead = loads / sum(copy.loads / copy.ahead for copy in copies)
+    missing = sum(c.loads * c.missing * share for c, share in zip(copies, again, strict=True))
+    instructions = sum(copy.loads * copy.instructions for copy in copies)
+    cycles = copy_cycles(loads, ahead, missing / loads, instructions / loads, True, gpu)
+    return replace(phase, cycles=cycles)
 
 
 def copy_cycles(

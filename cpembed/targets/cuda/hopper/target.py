@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from cpembed.embedding.embedding import Embedding
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.database import PlainTrial
@@ -90,9 +89,6 @@ class HopperTarget(ChainTarget, SavingTarget, Target[HopperProduct, HopperSchedu
     def schedule_from(self, document: Mapping[str, Any]) -> HopperSchedule:
         """Return the schedule of :meth:`schedule_json`."""
         return msgspec.convert(document, HopperSchedule)
-
-    def schedule_text(self, embedding: Embedding, schedule: HopperSchedule) -> str:
-        return str(schedule)
 
     def describe(self, artifact: CudaKernels, timing: Timing) -> HopperDetails:
         plan = artifact.plan

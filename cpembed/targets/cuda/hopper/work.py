@@ -24,6 +24,9 @@ from cpembed.targets.cuda.traffic import (
     operand_bytes,
 )
 
+PART_LATENCIES = 3
+"""Number of latencies of L2 that follow each other where parts of sums are added."""
+
 # Counted in the loops that nvcc 13 generates for sm_120 (benchmarks/gpu/main_loop.md): 16 to 20.
 STAGE_INSTRUCTIONS = 20
 """Number of integer instructions of a consumer warp for a stage, beside its loads of fragments."""
@@ -120,6 +123,9 @@ def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     waits = strips * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
     issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
     cycles = waits + issue_of_warp + shared / warps
+    if plan.order.streamed_parts:
+        # A part is stored, then counted, then the last block loads all parts: three times to L2.
+        cycles += PART_LATENCIES * gpu.l2_cycles
     moved = counts.stored_bytes + counts.part_bytes_loaded
     return Phase(cycles, 0.0, shared, issue, bytes=moved / items)
 

@@ -67,8 +67,9 @@ def test_blocks_of_a_multiprocessor(
 def test_a_block_alone_waits_for_one_thing_after_the_other(a100: Gpu) -> None:
     assert cycles(WORK, a100) == pytest.approx(10 * (300 + 100))
     ahead = replace(WORK, stages=3)
-    # Two fetches are under way: a step takes 150 cycles, after the first fetch.
-    assert cycles(ahead, a100) == pytest.approx(300 + 10 * 150)
+    # Two fetches are under way: a step takes 150 cycles, after the first fetch; none is under way
+    # during the last step.
+    assert cycles(ahead, a100) == pytest.approx(300 + 9 * 150 + 100)
     assert cycles(replace(WORK, stages=5), a100) == pytest.approx(300 + 10 * 100)
 
 
@@ -91,7 +92,7 @@ def test_a_phase_takes_as_long_as_its_busiest_unit(a100: Gpu) -> None:
     work = replace(WORK, fetch=Phase(10, issue=300), compute=Phase(10, shared=200))
     assert cycles(work, a100) == pytest.approx(10 * (300 + 200))
     ahead = replace(work, stages=2)
-    assert cycles(ahead, a100) == pytest.approx(300 + 10 * 300)
+    assert cycles(ahead, a100) == pytest.approx(300 + 9 * 300 + 200)
 
 
 def mean_value_analysis(delay: float, demands: Sequence[float], customers: int) -> float:
@@ -165,3 +166,72 @@ def test_what_no_multiprocessor_holds_and_what_no_file_describes() -> None:
         gpu(volta)
     with pytest.raises(SpecError, match="vta_1x16x16 has no machine 'a100'; it has pynq_z1"):
         gpu(load_hardware_spec("vta_1x16x16"), "a100")
+
+
+# ------------------------------------------------------------------- random work of any kind
+
+
+def random_work(chance: random.Random) -> KernelWork:
+    def phase() -> Phase:
+        cycles, *busy = (chance.uniform(0, limit) for limit in (2000, 800, 800, 500, 60_000))
+        return Phase(cycles, *busy)
+
+    return KernelWork(
+        "any",
+        blocks=int(10 ** chance.uniform(0, 4.5)),
+        warps=chance.choice([1, 2, 4, 8]),
+        shared_bytes=chance.randrange(1, 150) * 1024,
+        registers=chance.randrange(24, 240),
+        steps=chance.randrange(1, 60),
+        stages=chance.randrange(1, 5),
+        fetch=phase(),
+        compute=phase(),
+        result=phase(),
+        dram_bytes=10 ** chance.uniform(4, 9),
+    )
+
+
+def estimates(seed: int, found: Gpu, count: int = 200) -> list[tuple[KernelWork, float]]:
+    chance = random.Random(seed)
+    works = [random_work(chance) for _ in range(count)]
+    resident = [w for w in works if found.resident(w.warps, w.shared_bytes, w.registers)]
+    assert len(resident) > count / 2
+    return [(work, estimate(work, found).us) for work in resident]
+
+
+@pytest.mark.parametrize(
+    "figure, slower",
+    [
+        ("l2_cycles", 2.0), ("l2_bytes", 0.5), ("l2_bytes_each", 0.5), ("dram_bytes", 0.5),
+        ("clock_mhz", 0.5), ("multiprocessors", 0.5),
+    ],
+)  # fmt: skip
+def test_a_worse_gpu_is_never_faster(a100: Gpu, figure: str, slower: float) -> None:
+    value = getattr(a100, figure)
+    worse = replace(a100, **{figure: type(value)(value * slower)})
+    pairs = [(us, estimate(work, worse).us) for work, us in estimates(1, a100)]
+    assert all(before <= after for before, after in pairs)
+    assert any(before < after for before, after in pairs)
+
+
+def test_large_kernels_take_time_in_proportion_to_their_blocks(a100: Gpu) -> None:
+    for work, us in estimates(2, a100):
+        if work.blocks > 40 * a100.multiprocessors:
+            double = replace(work, blocks=2 * work.blocks, dram_bytes=2 * work.dram_bytes)
+            assert 1.8 < estimate(double, a100).us / us < 2.02
+            assert estimate(replace(work, blocks=work.blocks + 1), a100).us / us < 1.03
+
+
+def test_fewer_resident_blocks_are_no_gain(a100: Gpu) -> None:
+    """Up to the last round, which may be fuller than that of more resident blocks."""
+    for work, us in estimates(3, a100):
+        for change in ({"registers": 240}, {"shared_bytes": 150 * 1024}):
+            larger = replace(work, **change)
+            if a100.resident(larger.warps, larger.shared_bytes, larger.registers):
+                assert estimate(larger, a100).us > 0.9 * us
+
+
+def test_more_stages_are_no_loss(a100: Gpu) -> None:
+    for work, us in estimates(4, a100):
+        more = estimate(replace(work, stages=work.stages + 1), a100).us
+        assert more <= us * (1 + 1e-12)
