@@ -74,6 +74,7 @@ def figure_parser(docstring: str | None, folder: Path) -> argparse.ArgumentParse
     parser = results_parser(docstring, folder)
     parser.add_argument("--results", type=Path, help="results.json that a pack's run.py wrote")
     parser.add_argument("--machine", default=MACHINE, help="GPU of the estimates")
+    parser.add_argument("--again", action="store_true", help="estimate stored layers again, too")
     parser.add_argument("--limit", type=int, help="estimate no more than so many layers in a run")
     return parser
 
@@ -177,7 +178,7 @@ def figure_rows(
         names = {layer.name for layer in layers}
         rows = {figure_name(name): row for name, row in packed.items()}
         return {name: row for name, row in rows.items() if name in names}, f"measured on {device}"
-    rows = stored_rows(options.output, options.machine)
+    rows = stored_rows(options)
     missing = [layer for layer in layers if layer.name not in rows][: options.limit]
     for number, layer in enumerate(missing, 1):
         started = time.monotonic()
@@ -189,13 +190,14 @@ def figure_rows(
     return rows, f"estimated for an {options.machine}"
 
 
-def stored_rows(folder: Path, machine: str) -> dict[str, Row]:
+def stored_rows(options: argparse.Namespace) -> dict[str, Row]:
     """Return the estimates of an earlier run for the same machine; none if there are none."""
-    path = folder / "results.json"
-    if not path.exists():
+    path = options.output / "results.json"
+    if options.again or not path.exists():
         return {}
     document = read_document(path)
-    if document.get("provenance") != "estimated" or document.get("machine_of_estimates") != machine:
+    machine = document.get("machine_of_estimates")
+    if document.get("provenance") != "estimated" or machine != options.machine:
         return {}
     return {row["key"]: row for row in document["rows"]}
 

@@ -167,7 +167,7 @@ def loops(body: str, opcodes: str = "") -> list[list[Instruction]]:
         for members in natural.values()
         if any(re.match(opcodes, i.opcode) for number in members for i in graph[number].code)
     ]
-    inner = [m for m in bodies if not any(other < m for other in bodies)]
+    inner = [m for m in bodies if not any(body < m for body in bodies)]
     return [[i for number in sorted(m) for i in graph[number].code] for m in inner]
 
 
@@ -183,8 +183,11 @@ def _dominators(graph: Sequence[Block]) -> dict[int, set[int]]:
         changed = False
         for number in range(1, len(graph)):
             reached = [dominators[b] for b in before.get(number, ()) if b in dominators]
-            if reached and dominators.get(number) != (new := set.intersection(*reached) | {number}):
-                dominators[number], changed = new, True
+            if not reached:
+                continue
+            dominating = reached[0].intersection(*reached[1:]) | {number}
+            if dominators.get(number) != dominating:
+                dominators[number], changed = dominating, True
     return dominators
 
 
@@ -195,10 +198,10 @@ def _natural_loop(graph: Sequence[Block], head: int, tail: int) -> set[int]:
         number = stack.pop()
         if number == head:
             continue
-        for other, block in enumerate(graph):
-            if number in block.following and other not in members:
-                members.add(other)
-                stack.append(other)
+        for before, block in enumerate(graph):
+            if number in block.following and before not in members:
+                members.add(before)
+                stack.append(before)
     return members
 
 

@@ -30,7 +30,7 @@ using namespace cutlass;
 using Peer = gemm::device::GemmUniversal<
     half_t, layout::RowMajor, half_t, layout::ColumnMajor, half_t, layout::RowMajor, float,
     arch::OpClassTensorOp, arch::Sm80, gemm::GemmShape<{m}, {n}, {k}>,
-    gemm::GemmShape<64, 64, {k}>, gemm::GemmShape<16, 8, 16>,
+    gemm::GemmShape<64, {w}, {k}>, gemm::GemmShape<16, 8, 16>,
     epilogue::thread::LinearCombination<half_t, 8, float, float>,
     gemm::threadblock::GemmIdentityThreadblockSwizzle<8>, {stages}, 8, 8>::GemmKernel;
 template __global__ void cutlass::Kernel2<Peer>(Peer::Params);
@@ -43,7 +43,7 @@ using namespace cutlass;
 using Peer = conv::kernel::DefaultConv2dFprop<
     half_t, layout::TensorNHWC, half_t, layout::TensorNHWC, half_t, layout::TensorNHWC, float,
     arch::OpClassTensorOp, arch::Sm80, gemm::GemmShape<{m}, {n}, {k}>,
-    gemm::GemmShape<64, 64, {k}>, gemm::GemmShape<16, 8, 16>,
+    gemm::GemmShape<64, {w}, {k}>, gemm::GemmShape<16, 8, 16>,
     epilogue::thread::LinearCombination<half_t, 8, float, float>,
     gemm::threadblock::GemmIdentityThreadblockSwizzle<4>, {stages}, arch::OpMultiplyAdd,
     conv::IteratorAlgorithm::kOptimized, conv::StrideSupport::kStrided, 8, 8>::Kernel;
@@ -75,9 +75,11 @@ template __global__ void cutlass::device_kernel<Peer>(CUTLASS_GRID_CONSTANT Peer
 
 _GROUP_CONVOLUTION = """\
 #include <cutlass/kernel_hardware_info.h>
+#include <cute/tensor.hpp>
 #include <cutlass/conv/collective/collective_builder.hpp>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/conv/convnd_problem_shape.hpp>
+#include <cutlass/conv/dispatch_policy.hpp>
 #include <cutlass/conv/kernel/conv_universal.hpp>
 #include <cutlass/device_kernel.h>
 using namespace cute;
@@ -144,10 +146,16 @@ def compile_kernel(
         ``sm_80``, ``sm_90a`` or ``sm_120a``.
     folder : Path
         Folder of the text and the cubin, which are kept.
+
+    Raises
+    ------
+    BackendUnavailable
+        If CUTLASS has no such kernel.
     """
     group = architecture == "sm_90a"
     text = _TEXTS[layer.kind, group]
-    for name, value in (("m", tile.rows), ("n", tile.columns), ("k", tile.depth)):
+    values = {"m": tile.rows, "n": tile.columns, "k": tile.depth, "w": min(64, tile.columns // 2)}
+    for name, value in values.items():
         text = text.replace("{" + name + "}", str(value))
     text = text.replace("{stages}", str(tile.stages)) + _SHARED
     stem = f"cutlass_{layer.kind}_{tile.name}_{architecture}"
@@ -159,7 +167,10 @@ def compile_kernel(
         command += [f"-arch={architecture}", f"-I{cutlass}/include"]
         command += [f"-I{cutlass}/tools/util/include", "-o", str(cubin), str(source)]
         start = time.perf_counter()
-        subprocess.run(command, capture_output=True, text=True, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode:
+            lines = (process.stdout + process.stderr).splitlines()
+            raise BackendUnavailable(next(line for line in lines if "error" in line))
         seconds.write_text(f"{time.perf_counter() - start:.2f}")
     shared = _SHARED_NAME.search(cubin.read_bytes())
     assert shared is not None

@@ -72,12 +72,20 @@ LAYERS = (
     ),
 )
 
-EQUAL = {
-    ("gemm", "sm_80"): Tile(128, 128, 32, 3),
-    ("conv", "sm_80"): Tile(128, 128, 32, 3),
-    ("gemm", "sm_90a"): Tile(128, 256, 64, 4),
-    ("conv", "sm_90a"): Tile(128, 64, 64, 4),
-    ("gemm", "sm_120a"): Tile(128, 128, 32, 3),
-    ("conv", "sm_120a"): Tile(128, 128, 32, 3),
-}
-"""Tiles at which all are compared; with four warps of 64 x 64, or two groups of 64 rows."""
+
+def equal_tile(layer: Layer, architecture: str) -> Tile:
+    """Return the tile at which all compilers are compared.
+
+    It has four warps, or two groups of 64 rows, and no more columns than a convolution has.
+
+    Parameters
+    ----------
+    layer : Layer
+        Product or convolution.
+    architecture : str
+        ``sm_80``, ``sm_90a`` or ``sm_120a``.
+    """
+    columns = layer.sizes["k"] if layer.kind == "conv" else layer.sizes["n"]
+    if architecture == "sm_90a":
+        return Tile(128, min(256, columns), 64, 4)
+    return Tile(128, min(128, columns), 32, 3)

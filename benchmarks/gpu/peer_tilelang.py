@@ -5,7 +5,7 @@
 Needs TileLang and nvcc. The request is what :mod:`benchmarks.gpu.peers` writes; the answer, one
 line of JSON, has the cubin, the seconds and the bytes of shared memory.
 """
-# pyright: basic
+# pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
 # ruff: noqa: N803, N812
 
 import json
@@ -93,16 +93,16 @@ def compile_kernel(request: dict, folder: Path) -> dict:
     stem = folder / f"tilelang_{request['stem']}"
     source, cubin = stem.with_suffix(".cu"), stem.with_suffix(".cubin")
     source.write_text(artifact.kernel_source)
-    root = Path(tilelang.__file__).parent
+    root = Path(str(tilelang.__file__)).parent
     command = ["nvcc", "-cubin", "-std=c++17", "-O3", "--expt-relaxed-constexpr"]
     command += [f"-arch={request['architecture']}", f"-I{root}/src"]
     command += [f"-I{root}/3rdparty/cutlass/include", "-o", str(cubin), str(source)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    if process.returncode:
         raise RuntimeError(
             next(
                 line
-                for line in done.stdout.splitlines() + done.stderr.splitlines()
+                for line in process.stdout.splitlines() + process.stderr.splitlines()
                 if "error" in line
             )
         )

@@ -5,7 +5,7 @@
 Needs Triton alone. The request is what :mod:`benchmarks.gpu.peers` writes; the answer, one line of
 JSON, has the cubin, the seconds and the bytes of shared memory.
 """
-# pyright: basic
+# pyright: basic, reportMissingImports=false
 # ruff: noqa: N803, N806
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import peer_cutlass
 from benchmarks.gpu.main_loop import Instruction, kernels, kinds, listing, loops, tool
-from benchmarks.gpu.peer_layers import EQUAL, LAYERS, CompiledKernel, Layer, Tile
+from benchmarks.gpu.peer_layers import LAYERS, CompiledKernel, Layer, Tile, equal_tile
 from cpembed.codegen.epilogue import EpilogueRequest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
@@ -182,7 +182,9 @@ def _comparable(schedule: Any, tile: Tile) -> bool:
     # Four warps of 64 x 64 results, as all others have.
     square = getattr(schedule, "warps", None) in (None, (2, 2))
     plain = schedule.splits == 1 and not getattr(schedule, "in_registers", False)
-    return square and plain and tile_of(schedule) == tile
+    # A ring of warp groups holds as many stages as there is room for.
+    stages = schedule.stages if hasattr(schedule, "groups") else tile.stages
+    return square and plain and tile_of(schedule) == replace(tile, stages=stages)
 
 
 Row = dict[str, Any]
@@ -219,9 +221,9 @@ def script_kernels(script: str, python: str, *, tma: bool = False) -> Compiler:
     def compile_kernel(
         layer: Layer, tile: Tile | None, architecture: str, folder: Path
     ) -> CompiledKernel:
-        own, warps = _script_tile(script, layer.kind, architecture)
+        example, warps = _script_tile(script, layer.kind, architecture)
         warps = warps if tile is None else 8 if architecture == "sm_90a" else 4
-        tile = tile or own
+        tile = tile or example
         flavour = "tma" if tma else "plain"
         request = {
             "kind": layer.kind,
@@ -237,11 +239,11 @@ def script_kernels(script: str, python: str, *, tma: bool = False) -> Compiler:
         path.write_text(json.dumps(request))
         file = Path(__file__).with_name(f"{script}.py")
         command = [python, str(file), str(path), str(folder)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        process = subprocess.run(command, check=False, capture_output=True, text=True)
+        if process.returncode:
+            lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
             raise BackendUnavailable(lines[-1])
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(process.stdout.splitlines()[-1])
         return CompiledKernel(Path(answer["cubin"]), answer["seconds"], answer["shared"], tile)
 
     return compile_kernel
@@ -272,25 +274,33 @@ def rows(
     earlier : sequence of dict
         Rows that are there, and are not computed again.
     """
-    there = [[row[name] for name in _KEY] for row in earlier if "failed" not in row]
+    counted_keys = [[row[name] for name in _KEY] for row in earlier if "failed" not in row]
     for layer in LAYERS:
         for architecture in MACHINES:
             if only is not None and only not in f"{layer.name} {architecture}":
                 continue
             for name, compiler in compilers.items():
-                if architecture == "sm_80" and name.endswith("TMA"):
+                if not _differs(name, layer.kind, architecture):
                     continue
                 for kind in ("own", "equal"):
-                    tile = None if kind == "own" else EQUAL[layer.kind, architecture]
+                    tile = None if kind == "own" else equal_tile(layer, architecture)
                     row = {"layer": layer.name, "kind": layer.kind, "architecture": architecture}
                     row |= {"compiler": name, "tile": kind}
-                    if [row[name] for name in _KEY] in there:
+                    if [row[name] for name in _KEY] in counted_keys:
                         continue
                     try:
                         row |= counted(compiler(layer, tile, architecture, folder))
                     except (CpembedError, subprocess.CalledProcessError) as error:
                         row["failed"] = str(error).splitlines()[0]
                     yield row
+
+
+def _differs(compiler: str, kind: str, architecture: str) -> bool:
+    """Return False where the kernel that asks for TMA is the other one."""
+    kinds_with_tma = {"Triton, TMA": "gemm", "TileLang, TMA": "conv"}
+    if compiler not in kinds_with_tma:
+        return True
+    return architecture != "sm_80" and kind == kinds_with_tma[compiler]
 
 
 def counted(kernel: CompiledKernel) -> Row:

@@ -176,7 +176,7 @@ def test_a_pack_of_a_figures_layers_has_their_names(tmp_path: Path) -> None:
 def test_steps_admit_more_schedules_one_after_the_other(
     rows: set[str], splits: int, tile: tuple[int, int], expected: set[str]
 ) -> None:
-    schedule = unit11.KernelSchedule((2, 2), tile, splits=splits)
+    schedule = KernelSchedule((2, 2), tile, splits=splits)
     assert set(unit11.admitted(rows, 8 * unit11.SPLIT_DEPTH, schedule)) == expected
 
 
@@ -194,6 +194,8 @@ def test_estimates_are_stored_and_go_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert (list(first), origin) == (["a", "b"], "estimated for an a100")
     again, _ = gpu_figures.figure_rows(layers, parser.parse_args([]))
     assert (list(again), asked) == (["a", "b", "c"], ["a", "b", "c"])
+    gpu_figures.figure_rows(layers[:1], parser.parse_args(["--again"]))
+    assert asked.pop() == "a"
     # Estimates for another machine are others.
     other, _ = gpu_figures.figure_rows(layers[:1], parser.parse_args(["--machine", "h100"]))
     assert (list(other), asked[3:]) == (["a"], ["a"])

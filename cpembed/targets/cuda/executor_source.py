@@ -22,13 +22,12 @@ _DYNAMIC = re.compile(
     r"extern\s+(?:\"C\"\s+)?__shared__\s+(?:(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*)?"
     r"((?:\w+\s+)*?\w+)\s+(?:(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*)?(\w+)\s*\[\s*\]\s*;"
 )
-# Compilers fill variables with a number (-1.7e38 for a float), which a product with zero hides. The
-# second declaration is one that a member of a structure may have too.
+# Compilers fill variables with a number (-1.7e38 for a float), which a product with zero hides.
 _FLOATS = re.compile(
     r"^([ \t]+(?:alignas\(\d+\) )?(?:float|double|half|nv_bfloat16) (\w+)(?:\[\d+\])*;)$",
     re.MULTILINE,
 )
-_UNSET = r"\1 const bool \2_unset = executor::unset(\2);"
+_STRUCTURE = re.compile(r"\b(?:struct|union|class)\b[^;{}()]*\{")
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def prepare(source: str) -> PreparedText:
     if not kernels:
         raise LoweringError("the CUDA text has no kernel: a function with __global__")
     # Dynamic shared memory has the size that each launch asks for, so it is a pointer here.
-    body = _FLOATS.sub(_UNSET, _with_dynamic_shared(translate_inline_ptx(source)))
+    body = _with_unset_floats(_with_dynamic_shared(translate_inline_ptx(source)))
     entries = "\n".join(f"EXECUTOR_KERNEL({name})" for name in kernels)
     return PreparedText(f"{body}\n{entries}\n", kernels)
 
@@ -70,3 +69,25 @@ def _with_dynamic_shared(source: str) -> str:
         return f"{element}* const {name} = ({element}*)executor_dynamic_shared();"
 
     return _DYNAMIC.sub(pointer, source)
+
+
+def _with_unset_floats(source: str) -> str:
+    """Fill variables of floats that have no initial value with NaNs."""
+    members = [(m.start(), _end_of_block(source, m.end())) for m in _STRUCTURE.finditer(source)]
+
+    def filled(match: re.Match[str]) -> str:
+        if any(start < match.start() < end for start, end in members):
+            return match[0]
+        return f"{match[1]} const bool {match[2]}_unset = executor::unset({match[2]});"
+
+    return _FLOATS.sub(filled, source)
+
+
+def _end_of_block(source: str, position: int) -> int:
+    """Return the index behind the brace that closes the one open at ``position``."""
+    depth = 1
+    for match in re.compile(r"[{}]").finditer(source, position):
+        depth += 1 if match[0] == "{" else -1
+        if depth == 0:
+            return match.end()
+    return len(source)

@@ -28,6 +28,9 @@ from cpembed.targets.cuda.writer import (
     store_vector,
 )
 
+MAX_UNROLLED_TURNS = 2
+"""Maximum number of a lane's vectors of a strip whose stores are unrolled."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Strip:
@@ -136,7 +139,12 @@ def store_strip(writer: Writer, strip: Strip) -> None:
     length = output.length
     vectors = (staging.columns if along_columns else staging.rows) // length
     slots = staging.columns * staging.rows // length
-    with script.nested(f"for turn in T.unroll({-(-slots // LANES)}):"):
+    turns = -(-slots // LANES)
+    # ptxas computes the addresses of all unrolled turns ahead, for which there are no registers.
+    loop = (
+        f"T.unroll({turns})" if turns <= MAX_UNROLLED_TURNS else f"T.serial({turns}, unroll=False)"
+    )
+    with script.nested(f"for turn in {loop}:"):
         script.line(f"slot = turn * {LANES} + lane")
         across, along = f"slot // {vectors}", f"slot % {vectors} * {length}"
         row, column = (across, along) if along_columns else (along, across)

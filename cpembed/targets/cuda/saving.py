@@ -97,6 +97,8 @@ def save(kernel: SavedKernel, folder: Path) -> None:
     Raises :class:`~cpembed.errors.LoweringError` if nvcc rejects the text.
     """
     make_folder(folder)
+    # What an interrupted call leaves has no manifest, nor an earlier one beside new results.
+    (folder / f"{kernel.name}.json").unlink(missing_ok=True)
     samples = save_samples(kernel.cases, folder)
     architectures = kernel.text.architectures if compiling.compiler() is not None else ()
     text, document = save_kernels(kernel, folder, samples, architectures)
@@ -306,7 +308,9 @@ def _flags(text: CudaText) -> str:
     """Return the options of nvcc that compile a text for the GPU of the machine."""
     architecture = text.architectures[0]
     if architecture[-1].isdigit():
-        return "-arch=native"
+        # Without a GPU nvcc takes its oldest architecture for the native one, which has not the
+        # text's instructions; then the program is to say that there is no device.
+        return f"$(if $(shell nvidia-smi -L 2>/dev/null),-arch=native,-arch={architecture})"
     # `-arch` would compile the text for the architecture without the letter, too.
     return f"-gencode arch={architecture.replace('sm_', 'compute_')},code={architecture}"
 

@@ -5,7 +5,8 @@
 
 The pack is ``cpembed bench amos --target mma_f16 --pack``, or, for part c alone,
 ``python -m benchmarks.gpu.pack --suite amos12``. A library's time is PyTorch's call of cuDNN or
-cuBLAS, where it has one. Writes ``results.json`` and ``results.md``.
+cuBLAS, where it has one. Writes ``results.json`` and ``results.md``; estimates take a minute of
+processor time.
 """
 
 from __future__ import annotations

@@ -91,12 +91,11 @@ def variants(key: str, number: int) -> list[Variant]:
     # 8-bit floats have no instruction of their own before sm_89 and on sm_90.
     machine = "rtx_5090" if dtype == "f8" else machines[turn % len(machines)]
     epilogue = list(EPILOGUES)[number % len(EPILOGUES)]
-    other = Variant(f"mma_{dtype}", machine, epilogue)
-    if turn % 2:
-        other = Variant(f"wgmma_{dtype}", "h100", epilogue)
+    kind, gpu = ("wgmma", "h100") if turn % 2 else ("mma", machine)
+    typed = Variant(f"{kind}_{dtype}", gpu, epilogue)
     # Suites are for all GPUs, and random rows for one of them.
     some = machines[number % len(machines) :][:1] if key.startswith("random:") else machines
-    return [*(Variant("mma_f16", name) for name in some), Variant("wgmma_f16", "h100"), other]
+    return [*(Variant("mma_f16", name) for name in some), Variant("wgmma_f16", "h100"), typed]
 
 
 # -------------------------------------------------------------------------------- small versions

@@ -4,8 +4,8 @@
     python -m experiments.unit2021.figure11.run --results results.json   # cuDNN, ours: measured
 
 The pack is ``python -m benchmarks.gpu.pack --suite unit16``. It has the fastest of our kernels,
-that of fused rows and cuDNN; the steps between are estimates, and their columns say so. Writes
-``results.json`` and ``results.md``.
+that of fused rows and cuDNN; the steps between are estimates, which take a minute of processor
+time, and their columns say so. Writes ``results.json`` and ``results.md``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored
-from cpembed.targets.cuda.schedule import KernelSchedule
-from cpembed.targets.cuda.target import CudaTarget
+from cpembed.targets.cuda.target import AnySchedule, CudaTarget
 from cpembed.workloads.suites import suite
 from experiments.common import Row, markdown_table
 from experiments.gpu_figures import (
@@ -72,7 +71,7 @@ def steps(words: str, machine: str) -> dict[str, float]:
     target, computation = CudaTarget(spec), workload(words, target=spec)
     solved = solve(computation, spec, constraints=CONSTRAINTS, top=MOST_EMBEDDINGS)
     best: dict[str, float] = {}
-    spaces: dict[Any, Sequence[Scored[KernelSchedule]]] = {}
+    spaces: dict[Any, Sequence[Scored[AnySchedule]]] = {}
     for ranked in solved.embeddings:
         try:
             lowered = target.lower(ranked.candidate.program)
@@ -89,7 +88,7 @@ def steps(words: str, machine: str) -> dict[str, float]:
     return best
 
 
-def admitted(rows: set[str], depth: int, schedule: KernelSchedule) -> list[str]:
+def admitted(rows: set[str], depth: int, schedule: AnySchedule) -> list[str]:
     """Return the steps that have a schedule of a mapping, whose rows are some axes of the image.
 
     Parameters
@@ -98,7 +97,7 @@ def admitted(rows: set[str], depth: int, schedule: KernelSchedule) -> list[str]:
         Axes that feed the instruction's rows.
     depth : int
         Elements of the reduction.
-    schedule : KernelSchedule
+    schedule : AnySchedule
         Its schedule.
     """
     steps = ["tune"]
@@ -117,7 +116,7 @@ def admitted(rows: set[str], depth: int, schedule: KernelSchedule) -> list[str]:
 
 def estimated(options: Any) -> dict[str, Row]:
     """Return the steps of all layers, those of an earlier run included."""
-    rows = stored_rows(options.output, options.machine)
+    rows = stored_rows(options)
     missing = [layer for layer in suite("unit16") if f"unit16:{layer.index}" not in rows]
     for layer in missing[: options.limit]:
         started, key = time.monotonic(), f"unit16:{layer.index}"

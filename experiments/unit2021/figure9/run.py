@@ -4,7 +4,8 @@
     python -m experiments.unit2021.figure9.run --layers layers.csv      # the suite for a pack
     python -m experiments.unit2021.figure9.run --results results.json   # measured by the pack
 
-The networks are those of ``../layers.csv``. Writes ``results.json`` and ``results.md``.
+The networks are those of ``../layers.csv``. Writes ``results.json`` and ``results.md``;
+estimates take two minutes of processor time.
 """
 
 from __future__ import annotations

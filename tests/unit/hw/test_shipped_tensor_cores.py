@@ -26,11 +26,12 @@ def test_machines_are_described_once(name: str) -> None:
         assert found.clock_mhz == first[machine].clock_mhz
 
 
+@pytest.mark.parametrize("machine", ["h100", "h200"])
 @pytest.mark.parametrize("name", WARP_GROUPS)
-def test_machines_of_warp_groups_are_those_of_warps(name: str) -> None:
+def test_machines_of_warp_groups_are_those_of_warps(name: str, machine: str) -> None:
     """All but where sums and factors live, and which unit executes."""
     spec, warps = load_hardware_spec(name), load_hardware_spec("mma_f16")
-    found, expected = spec.machines["h100"], warps.machines["h100"]
+    found, expected = spec.machines[machine], warps.machines[machine]
     assert found.clock_mhz == expected.clock_mhz
     for level in ("shared", "l2", "dram"):
         # Factors of a warp come through memories of their own, one level above.

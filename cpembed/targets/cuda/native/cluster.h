@@ -173,6 +173,9 @@ extern "C" uint32_t executor_elect(ExecutorFunction &function, uint32_t mask) {
 /* Registers of each lane that warps have asked for, in their order. */
 static std::vector<std::vector<uint32_t>> register_counts;
 
+/* Registers that a launch gives each lane at most: all of a multiprocessor, divided among the block's. */
+static uint32_t launched_registers() { return 65536 / (warps_a_block * 32) / 8 * 8; }
+
 static void set_registers(Warp &w, uint32_t lanes) {
   const Request &r = w.request(__builtin_ctz(lanes));
   uint32_t count = uint32_t(r.value), component = w.clock.component;
@@ -182,7 +185,7 @@ static void set_registers(Warp &w, uint32_t lanes) {
   }
   auto &mine = register_counts[component];
   // Until the first change a lane has what the launch divides among all lanes, or less.
-  uint32_t most = mine.empty() ? 65536 / (warps_a_block * 32) / 8 * 8 : mine.back();
+  uint32_t most = mine.empty() ? launched_registers() : mine.back();
   uint32_t least = mine.empty() ? 0 : mine.back();
   if (r.number ? count < least : count > most) {
     set_fault("setmaxnreg at {at:%u} %screases the registers of warp %d to %u, which has %s%u", r.site,
@@ -233,4 +236,13 @@ static void check_registers(const Block &block) {
                   other % warps_a_block);
         return;
       }
+  uint32_t first = block.rank * warps_a_block, sum = 0, changed = 0;
+  for (uint32_t n = first; n < first + warps_a_block; n++) {
+    changed += !register_counts[n].empty();
+    sum += register_counts[n].empty() ? launched_registers() : register_counts[n].back();
+  }
+  // What a warp adds, others have to give back: until then it waits.
+  if (changed && sum > launched_registers() * warps_a_block)
+    set_fault("setmaxnreg waits for ever: the warps of the block ask for %u registers of %u, those of warps that "
+              "ask for none included", 32 * sum, 32 * launched_registers() * warps_a_block);
 }

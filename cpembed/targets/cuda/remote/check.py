@@ -23,6 +23,12 @@ from typing import Any
 
 from cpembed.targets.cuda.remote.load import CudaError, Device, Driver, Kernels
 
+DAMAGED = (
+    ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
+    ctypes.ArgumentError, struct.error,
+)  # fmt: skip
+"""Errors of reading a manifest whose entries are not those that were saved."""
+
 PERIOD = 65521
 """Number of elements after which generated data repeats: prime, so that no two rows of an operand
 are equal, unless they are that far apart."""
@@ -380,6 +386,9 @@ def main(arguments: list[str] | None = None) -> int:
         result = checked(kernels, time=not options.no_time)
     except (CudaError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except DAMAGED as error:
+        print(f"error: the manifest is damaged: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     facts = device_facts(device)
     major, minor = device.capability

@@ -124,6 +124,9 @@ class Device:
 
     def allocate(self, size: int) -> int:
         """Return the address of ``size`` bytes of device memory."""
+        # A number that does not fit would be cut off.
+        if not 0 <= size < 1 << 63:
+            raise CudaError(f"no device has {size} bytes of memory")
         address = ctypes.c_uint64()
         self.driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(1, size)))
         return address.value
@@ -203,6 +206,12 @@ class Buffer:
     elements: int
     itemsize: int
     alignment: int
+
+    def __post_init__(self) -> None:
+        sizes: tuple[Any, ...] = (self.elements, self.itemsize, self.alignment)
+        for number in sizes:
+            if not isinstance(number, int) or number < 1:
+                raise CudaError(f"the manifest is damaged: {number!r} is no size of {self.name}")
 
     @property
     def bytes(self) -> int:
@@ -483,7 +492,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*.json")):
         try:
             document: Any = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CudaError(f"{path}: {error}") from error
         # Results may lie beside the manifest.
         if isinstance(document, dict) and "kernels" in document:

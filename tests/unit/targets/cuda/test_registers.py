@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 from typing import Any, cast
 
 import pytest
 
+from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
+from cpembed.targets.cuda.hopper.target import HopperTarget
 from cpembed.targets.cuda.schedule import (
     MAX_REGISTERS,
     PAIR_REGISTERS,
@@ -28,6 +31,8 @@ WORKLOADS = (
     "conv2d n=1 c=20 h=28 w=28 k=128 r=3 s=3 pad=1 layout=NHWC",
     "conv2d n=1 c=64 h=28 w=28 k=120 r=3 s=3 pad=1 stride=2 layout=NHWC",
     "conv3d n=1 c=32 d=6 h=9 w=9 k=64 t=3 r=3 s=3 layout=NDHWC",
+    # Results are stored element by element.
+    "capsule_conv2d n=2 c=24 k=48 u=4 h=8 w=23 r=2 s=1 pad=1",
 )
 
 
@@ -75,3 +80,22 @@ def test_kernels_at_the_limit_do_not_spill(name: str, seed: int) -> None:
         report = compile_kernel(source, architecture)
         assert not report["local_bytes"], (architecture, plan.schedule)
         assert "error" not in report
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="missing: nvcc")
+@pytest.mark.parametrize("seed", range(6))
+def test_results_of_single_elements_do_not_spill(seed: int) -> None:
+    """Of warp groups with many columns, whose strips have many elements of a lane."""
+    name = ("wgmma_f16", "wgmma_f8")[seed % 2]
+    target, rng = HopperTarget(hardware_spec(name)), random.Random(seed)
+    operator = workload(WORKLOADS[-1], target=target.spec)
+    embeddings = solve(operator, target.spec, constraints="fused", top=8).embeddings
+    epilogue = Epilogue("float16", bias=True, relu=True)
+    product = target.lower(rng.choice(embeddings).candidate.program, epilogue)
+    ranked = target.space(product).ranked()
+    wide = [item for item in ranked if math.prod(item.schedule.tile) >= 24]
+    source = target.build(product, rng.choice(wide).schedule).text.source
+    report = compile_kernel(source, "sm_90a")
+    assert not report["local_bytes"]
+    assert "error" not in report

@@ -142,3 +142,16 @@ extern "C" __global__ void polls_forever(float* out, int stays) {
   out[threadIdx.x] = 1.0f;
   while (stays && *(volatile float*)(out + threadIdx.x) == 1.0f);
 }
+
+struct Pair {
+  float first;
+  float second;
+};
+
+extern "C" __global__ void unset_floats(float* out, int sets) {
+  static_assert(sizeof(Pair) == 8);
+  float one;
+  alignas(64) float several[4];
+  for (int n = 0; n < 4 * sets; n++) several[n] = one = 5.0f;
+  out[threadIdx.x] = threadIdx.x % 2 ? one * 0 : several[threadIdx.x % 4] * 0;
+}

@@ -194,3 +194,10 @@ def test_a_fault_leaves_the_program_usable() -> None:
 def test_a_fault_is_an_error_of_the_package() -> None:
     with pytest.raises(CpembedError):
         program("faults.cu").run(launch("store_beyond"), given("store_beyond", 1))
+
+
+@pytest.mark.parametrize("sets", [0, 1])
+def test_floats_that_nobody_wrote_are_no_numbers(sets: int) -> None:
+    out = np.zeros(THREADS, np.float32)
+    program("faults.cu").run(launch("unset_floats"), [out, sets])
+    assert (out == 0).all() if sets else np.isnan(out).all()

@@ -89,6 +89,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         r"(cpembed_wgmma_wait_0\(\);)(\s+cpembed_ldmatrix[\s\S]*?)cpembed_wgmma_fence\(\);",
         r"\1 cpembed_wgmma_fence();\2",
     ),
+    "registers are decreased to more than there are": (
+        "threads", r"setmaxnreg\.inc\.sync", "setmaxnreg.dec.sync",
+    ),
+    "registers are not given back": ("threads", r"cpembed_registers_dec_\d+\(\);", ""),
+    "no tensor map": ("tensor", r"\(unsigned long long\)\(&\(B_map\)\)", "4096ull * 7"),
     "fragments of the first warp": ("registers", r"\(warp_ptr\[0\] & 3\)", "0"),
     "fragments of another depth": ("registers", r"fragments_ptr\[4\]", "fragments_ptr[0]"),
     "groups do not wait for their turn": (
