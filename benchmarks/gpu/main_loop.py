@@ -2,10 +2,12 @@
 
     python -m benchmarks.gpu.main_loop -o loop.json
     python -m benchmarks.gpu.main_loop --schedules loop.json -o later.json
+    python -m benchmarks.gpu.main_loop --machine rtx_5090 --bulk -o bulk.json
     python -m benchmarks.gpu.main_loop --compare loop.json later.json
 
 Needs nvcc and nvdisasm, and no GPU. Of each layer the best candidate of the widest set is taken
-with the schedule of the least estimate (``--schedules``: with those of an earlier call). A row has
+with the schedule of the least estimate (``--schedules``: with those of an earlier call) of the
+kernels whose warps copy, or with ``--bulk`` of those that bulk copies feed. A row has
 the instructions in the loop over stages by kind, the registers of a thread and the bytes that are
 spilled. Integer instructions are all that are neither products, loads of fragments, copies nor
 barriers and branches.
@@ -23,7 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -32,10 +34,11 @@ from cpembed.driver.bench_pack import PackItem
 from cpembed.driver.solve import solve
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.files import write_whole
-from cpembed.targets.cuda.build import cuda_text
+from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
 from cpembed.targets.cuda.lower import lower
+from cpembed.targets.cuda.model import gpu
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan
-from cpembed.targets.registry import open_target
+from cpembed.targets.cuda.target import AnySchedule, CudaTarget
 
 KERNEL = "product_kernel"
 
@@ -289,17 +292,40 @@ def compiled(source: str, architecture: str, kernel: str = KERNEL) -> MachineCod
         return MachineCode(int(report[3]), int(report[1]) + int(report[2]), listing(cubin))
 
 
-def plan_of(layer: PackItem, schedule: KernelSchedule | None) -> Plan:
-    """Return the best candidate of a layer with a schedule; by default the best by the model."""
-    spec, epilogue = layer.spec, layer.layer(1).epilogue
+@dataclass(frozen=True)
+class Selection:
+    """Kernels that are counted."""
+
+    machine: str = "a100"
+    """GPU whose model chooses schedules."""
+    bulk: bool = False
+    """True for warps that bulk copies feed."""
+
+
+def kernel_of(
+    layer: PackItem, schedule: KernelSchedule | None, selection: Selection
+) -> tuple[Plan | HopperPlan, str]:
+    """Return the best candidate of a layer with a schedule, and its text.
+
+    Without a schedule, it is the best by the model.
+    """
+    spec, epilogue = layer.spec.for_machine(selection.machine), layer.layer(1).epilogue
     ranked = solve(layer.workload, spec, constraints=layer.constraints, top=1).embeddings[0]
     product = lower(ranked.candidate.program, spec, epilogue)
-    selection = schedule or open_target(spec).space(product).best().schedule
-    return Plan(product, selection)
+    target = CudaTarget(spec)
+    best: AnySchedule | None = schedule
+    if best is None:
+        candidates = (item.schedule for item in target.space(product).ranked())
+        fits = (each for each in candidates if isinstance(each, HopperSchedule) == selection.bulk)
+        best = next(fits, None)
+    if best is None:
+        raise LoweringError("no bulk copies load its factors")
+    artifact = target.build(product, best)
+    return cast("Plan | HopperPlan", artifact.plan), artifact.text.source
 
 
 def layer_counts(
-    layer: PackItem, schedule: KernelSchedule | None, architecture: str
+    layer: PackItem, schedule: KernelSchedule | None, selection: Selection
 ) -> dict[str, Any]:
     """Return the counts of a layer's kernel.
 
@@ -309,11 +335,11 @@ def layer_counts(
         Layer with its target.
     schedule : KernelSchedule or None
         Schedule of the kernel; None for the best by the model.
-    architecture : str
-        Architecture that nvcc compiles for, ``sm_80`` for instance.
+    selection : Selection
+        Machine, whose architecture nvcc compiles for, and kind of kernels.
     """
-    plan = plan_of(layer, schedule)
-    code = compiled(cuda_text(plan, architecture).source, architecture)
+    plan, source = kernel_of(layer, schedule, selection)
+    code = compiled(source, gpu(layer.spec, selection.machine).architecture)
     loop = main_loop(code.text)
     return {
         "layer": layer.name,
@@ -326,15 +352,15 @@ def layer_counts(
     }
 
 
-def measure(schedules: Path | None, architecture: str, output: Path) -> None:
+def measure(schedules: Path | None, selection: Selection, output: Path) -> None:
     """Write the counts of each layer of every suite.
 
     Parameters
     ----------
     schedules : Path or None
         File of an earlier run, whose schedules are taken; None for the best by the model.
-    architecture : str
-        Architecture that nvcc compiles for.
+    selection : Selection
+        Machine and kind of kernels.
     output : Path
         File of JSON, written after each layer.
     """
@@ -347,7 +373,7 @@ def measure(schedules: Path | None, architecture: str, output: Path) -> None:
         # Tuples are lists in JSON.
         schedule = None if fields is None else msgspec.convert(fields, KernelSchedule)
         try:
-            rows.append(layer_counts(layer, schedule, architecture))
+            rows.append(layer_counts(layer, schedule, selection))
         except LoweringError as error:
             print(f"{layer.name}: {error}", flush=True)
             continue
@@ -387,13 +413,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Count the instructions of main loops.")
     parser.add_argument("-o", "--output", type=Path, default=Path("main_loop.json"))
     parser.add_argument("--schedules", type=Path, help="rows of an earlier call")
-    parser.add_argument("--architecture", default="sm_80")
+    parser.add_argument("--machine", default="a100", help="GPU whose model chooses schedules")
+    parser.add_argument("--bulk", action="store_true", help="kernels that bulk copies feed")
     parser.add_argument("--compare", type=Path, nargs=2, help="two files: print a table")
     arguments = parser.parse_args()
     if arguments.compare:
         print(compare(*arguments.compare), end="")
     else:
-        measure(arguments.schedules, arguments.architecture, arguments.output)
+        selection = Selection(arguments.machine, arguments.bulk)
+        measure(arguments.schedules, selection, arguments.output)
 
 
 if __name__ == "__main__":

@@ -382,7 +382,7 @@ class _SeparableCopies(FactorCopies):
                 break
             extent = walk.extents[level]
             self.script.line(f'{name}_carry_{level} = T.cast({digit} >= {extent}, "int32")')
-            moved = f"T.Select({name}_carry_{level} == 1, {{}}, 0)"
+            moved = f"{name}_carry_{level} * {{}}"
             self.script.line(f"{digit} = {digit} - {moved.format(extent)}")
             if carried and carried[level]:
                 self.script.line(

@@ -33,6 +33,9 @@ from cpembed.targets.cuda.writer import (
     shared_pointer,
 )
 
+UNROLLED_PRODUCTS = 16
+"""Maximum number of products of a warp in a stage for which each stage has its own statements."""
+
 
 def product_kernel(plan: Plan) -> Writer:
     """Return the function ``main`` of the product, or of the partial sums of a split reduction."""
@@ -92,10 +95,9 @@ class _ProductBody:
         self.script, self.schedule = writer.script, plan.schedule
         self.tiles = plan.shared_tiles
         kind = FragmentProducts if plan.product.instruction.kind == "mma" else WmmaProducts
-        places = ("reading[0]", f"reading[0] + {self.tiles[0].bytes}")
-        self.products = kind(
-            writer, plan.product.instruction, self.schedule.tile, self.tiles, places
-        )
+        instruction, places = plan.product.instruction, ("", "")
+        self.products = kind(writer, instruction, self.schedule.tile, self.tiles, places)
+        self._read_stage("reading[0]")
         self.copies = tuple(factor_copies(writer, plan, number) for number in range(2))
 
     def write(self) -> None:
@@ -162,9 +164,10 @@ class _ProductBody:
         # Loops stay loops: ptxas would otherwise delay products until results are stored, while it
         # keeps their fragments, for which there are no registers beside 128 sums.
         if self.schedule.depth % 2 == 0:
-            if copying:
-                with self.script.nested(f"for step in T.serial({copying}, unroll=False):"):
-                    self._write_step("step", 0, copies=True)
+            turned = self._write_turns()
+            if copying > turned:
+                with self.script.nested(f"for step in T.serial({copying - turned}, unroll=False):"):
+                    self._write_step(f"{turned} + step", 0, copies=True)
             # The compiler does not know the number of the last steps, which may be 1.
             self.script.line('last = T.alloc_buffer((1,), "int32", scope="local")')
             self.script.line(f"last[0] = {last}")
@@ -183,7 +186,29 @@ class _ProductBody:
         for step in range(copying, self.plan.steps):
             self._write_step(str(step), step % 2, copies=False)
 
-    def _write_step(self, step: str, first_set: int, *, copies: bool) -> None:
+    def _write_turns(self) -> int:
+        """Write the loop over turns of the ring of stages; return the number of steps in it.
+
+        Where a stage has few products, computing where it is takes much of its time: each stage
+        then has statements of its own, in which its place is a constant.
+        """
+        (rows, columns), stages = self.schedule.tile, self.schedule.stages
+        turns = self._copying // stages
+        if turns < 2 or rows * columns * self.schedule.depth > UNROLLED_PRODUCTS:
+            return 0
+        with self.script.nested(f"for turn in T.serial({turns}, unroll=False):"):
+            for stage in range(stages):
+                self._write_step(f"turn * {stages} + {stage}", 0, copies=True, stage=stage)
+        self._read_stage("reading[0]")
+        return turns * stages
+
+    def _read_stage(self, place: str) -> None:
+        """Let loads of fragments read the stage that begins at an expression."""
+        self.products.places = (place, f"{place} + {self.tiles[0].bytes}")
+
+    def _write_step(
+        self, step: str, first_set: int, *, copies: bool, stage: int | None = None
+    ) -> None:
         """Write the copies and products of a step, whose first fragments are loaded.
 
         Parameters
@@ -194,19 +219,29 @@ class _ProductBody:
             Set of fragments, 0 or 1, that holds the first.
         copies
             True if a later stage is copied. A next stage exists then; otherwise it is tested for.
+        stage
+            Number of the stage that is read; None for the one at ``reading[0]``.
         """
+        filling = "filling[0]"
+        if stage is not None:
+            self._read_stage(str(stage * self.plan.stage_bytes))
+            filling = str((stage - 1) % self.schedule.stages * self.plan.stage_bytes)
         is_last = [] if copies else [f"if {step} + 1 < {self.plan.steps}:"]
 
         def copy_ahead() -> None:
             # After the first loads, which would wait until all copies are issued.
             if copies:
-                self._copy_stage(f"{step} + {self.schedule.stages - 1}", "filling[0]")
+                self._copy_stage(f"{step} + {self.schedule.stages - 1}", filling)
             # Committed in the last steps too: the number of groups to wait for is constant.
             self.writer.call("cpembed_cp_async_commit")
 
         def next_stage(load_fragments: Callable[[], None]) -> None:
             with self.script.nested(*is_last):
-                self._turn_stages()
+                if stage is None:
+                    self._turn_stages()
+                else:
+                    following = (stage + 1) % self.schedule.stages
+                    self._read_stage(str(following * self.plan.stage_bytes))
                 self._await_stage()
                 load_fragments()
 

@@ -29,14 +29,16 @@ _FOLDER = Path(__file__).parent / "machines"
 
 
 class Multiprocessor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``machines/NAME.toml``: limits and allocation units of a multiprocessor, latencies.
+    """``machines/ARCHITECTURE.toml``: limits and allocation units of a multiprocessor, latencies.
 
-    Allocations are in bytes, registers, warps and blocks; latencies in cycles. ``integer_cycles``
+    ``machines`` are the names of the GPUs that have it. Allocations are in bytes, registers, warps
+    and blocks; latencies in cycles. ``integer_cycles``
     are those of an integer instruction of a warp, ``launch_us`` the time of an empty kernel in a
     queue of kernels.
     """
 
     architecture: str
+    machines: list[str]
     warps: int
     blocks: int
     registers: int
@@ -129,20 +131,24 @@ def multiprocessor_of(architecture: str) -> Multiprocessor:
 
     Raises :class:`SpecError` if none is described.
     """
-    for file in sorted(_FOLDER.glob("*.toml")):
-        unit = _multiprocessor(file.stem)
+    for unit in _multiprocessors():
         if unit.architecture == architecture:
             return unit
     raise SpecError(f"no figures of a GPU of architecture {architecture}")
 
 
 @cache
+def _multiprocessors() -> tuple[Multiprocessor, ...]:
+    return tuple(read_table(path, Multiprocessor) for path in sorted(_FOLDER.glob("*.toml")))
+
+
 def _multiprocessor(name: str) -> Multiprocessor:
-    path = _FOLDER / f"{name}.toml"
-    if not path.exists():
-        names = ", ".join(sorted(file.stem for file in _FOLDER.glob("*.toml")))
-        raise SpecError(f"no figures of a GPU {name!r} to estimate times from; there are {names}")
-    return read_table(path, Multiprocessor)
+    """Return the multiprocessor of a machine."""
+    for unit in _multiprocessors():
+        if name in unit.machines:
+            return unit
+    names = ", ".join(sorted(name for unit in _multiprocessors() for name in unit.machines))
+    raise SpecError(f"no figures of a GPU {name!r} to estimate times from; there are {names}")
 
 
 def gpu(spec: HardwareSpec, name: str | None = None) -> Gpu:

@@ -33,7 +33,7 @@ def consumers_of(writer: Writer, plan: HopperPlan, ring: Ring) -> Consumers:
     writer : Writer
         Text of the kernel.
     plan : HopperPlan
-        Plan of the kernel.
+        Product and schedule, which says who multiplies.
     ring : Ring
         Stages that the consumers read.
     """
@@ -88,8 +88,9 @@ class WarpGroups(Consumers):
         # Two sums of float16 share a register of 32 bits.
         dtype = "uint32" if self.product.sums == "float16" else self.product.sums
         self.script.line(f'sums = T.alloc_buffer(({self.sums},), "{dtype}", scope="local")')
-        self.script.line(f"lane = thread % {LANES}")
-        self.writer.value("consumer", "cpembed_uniform", "int32", f"thread // {WARP_GROUP}")
+        self.script.lines(
+            (f"lane = thread % {LANES}", f"consumer = {quotient('warp', WARP_GROUP // LANES)}")
+        )
         if self.schedule.in_registers:
             registers = self.plan.fragment_registers
             self.script.line(f'fragments = T.alloc_buffer(({registers},), "uint32", scope="local")')
@@ -228,8 +229,8 @@ class Warps(Consumers):
         self.script.lines(
             (
                 f"lane = thread % {LANES}",
-                f"warp_row = {quotient('thread', LANES * across)}",
-                f"warp_column = {quotient('thread', LANES)} % {across}",
+                f"warp_row = {quotient('warp', across)}",
+                f"warp_column = warp % {across}",
             )
         )
         self.products.locate()

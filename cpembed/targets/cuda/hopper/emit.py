@@ -103,7 +103,10 @@ class _Body:
         self._allocate()
         self.ring.initialise()
         consumers = self.schedule.consumers
-        with self.script.nested(f"if thread >= {consumers}:"):
+        # ptxas takes a shuffled number for one of the warp, and what follows from it too, which it
+        # then keeps in registers of the warp.
+        self.writer.value("warp", "cpembed_uniform", "int32", quotient("thread", LANES))
+        with self.script.nested(f"if warp >= {consumers // LANES}:"):
             self._change_registers("dec", 1)
             self.script.line(f"producer = thread - {consumers}")
             if self.plan.by_threads:
@@ -222,7 +225,6 @@ class _Body:
 
     def _consume(self) -> None:
         """Write the multiplication of stages, and the stores of results."""
-        self.script.line(f"warp = thread // {LANES}")
         self.consumers.prepare()
         with self._items():
             if self.schedule.alternating:

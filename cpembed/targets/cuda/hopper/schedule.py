@@ -46,6 +46,10 @@ REGISTERS = {(2, False): (168, 40, 232), (2, True): (168, 72, 216), (3, False): 
 """Registers of a thread at the launch, of producers and of consumers, by the number of consumer
 groups and by whether producers compute addresses."""
 
+RESULT_REGISTERS = 8
+"""Number of registers of a thread for each vector of results beyond two that are stored together,
+with which no kernel was seen to spill."""
+
 CONTROL_REGISTERS = 40
 """Registers of a consumer beside its sums, estimated."""
 PART_REGISTERS = 24
@@ -385,7 +389,10 @@ class HopperPlan:
         if schedule.warps is not None:
             # ptxas for sm_120 would take too few registers, for more blocks. Each of the
             # four schedulers has a quarter of the registers.
-            resident = 4 * (MULTIPROCESSOR_REGISTERS // 4 // (self.registers * LANES))
+            staging, length = self.staging, self.product.output.length
+            vectors = staging.rows * staging.columns // length // LANES
+            most = self.registers + RESULT_REGISTERS * max(0, vectors - 2)
+            resident = 4 * (MULTIPROCESSOR_REGISTERS // 4 // (most * LANES))
             warps = min(resident, MULTIPROCESSOR_THREADS // LANES)
             return max(1, warps * LANES // schedule.threads)
         # Registers can be passed from group to group only if ptxas knows how many each thread

@@ -173,7 +173,7 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
             except LoweringError:
                 continue
         for group in RASTER_GROUPS:
-            blocks = self._resident(HopperPlan(self.product, schedule))
+            blocks = self._resident(HopperPlan(self.product, replace(schedule, streamed=True)))
             streamed = replace(schedule, group=group, streamed=True, blocks=blocks)
             try:
                 yield self.scored(streamed)

@@ -27,7 +27,8 @@ from cpembed.targets.cuda.traffic import (
 PART_LATENCIES = 3
 """Number of latencies of L2 that follow each other where parts of sums are added."""
 
-STAGE_INSTRUCTIONS = 30
+# Counted in the loops that nvcc 13 generates for sm_120 (benchmarks/gpu/main_loop.md): 16 to 20.
+STAGE_INSTRUCTIONS = 20
 """Number of integer instructions of a consumer warp for a stage, beside its loads of fragments."""
 
 

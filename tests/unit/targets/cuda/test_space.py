@@ -11,10 +11,11 @@ import pytest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
+from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import estimate, gpu
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
-from cpembed.targets.cuda.target import CudaSpace
+from cpembed.targets.cuda.target import CudaSpace, CudaTarget
 from cpembed.targets.cuda.traffic import traffic, work_of
 
 SPEC = hardware_spec("mma_f16")
@@ -36,6 +37,7 @@ def test_schedules_are_ranked_and_fit() -> None:
     assert len({item.schedule for item in ranked}) == len(ranked) > 100
     assert [round(item.cost, 3) for item in ranked] == sorted(round(i.cost, 3) for i in ranked)
     for item in ranked[:50]:
+        assert isinstance(item.schedule, KernelSchedule)
         plan = Plan(space.product, item.schedule)
         check(plan, A100.shared_bytes)
         assert space.scored(item.schedule).cost == item.cost
@@ -59,6 +61,7 @@ def test_an_estimate_is_never_below_what_the_units_can() -> None:
     least = macs / (1024 * 108) / 1410
     best = space.best()
     assert least < best.cost < 1.5 * least
+    assert isinstance(best.schedule, KernelSchedule)
     work = work_of(Plan(found, best.schedule), A100)
     assert work.dram_bytes >= 2 * 2048**2 * 2 + 4 * 2048**2
 
@@ -110,3 +113,40 @@ def test_what_no_multiprocessor_holds_is_refused() -> None:
     found = product(CONV)
     with pytest.raises(LoweringError, match="shared memory"):
         check(Plan(found, KernelSchedule((4, 4), (4, 4), 4, 8)), A100.shared_bytes)
+
+
+@pytest.mark.parametrize("machine", ["a100", "rtx_4090", "h100", "rtx_5090", "dgx_spark"])
+def test_machines_with_tma_have_kernels_of_both_kinds(machine: str) -> None:
+    unit = gpu(SPEC, machine)
+    space = CudaSpace(product(CONV), unit)
+    schedules = [item.schedule for item in space.ranked()]
+    fed = [each for each in schedules if isinstance(each, HopperSchedule)]
+    assert len(fed) < len(schedules)
+    assert bool(fed) == (machine in ("h100", "rtx_5090", "dgx_spark"))
+    rng = random.Random(5)
+    for schedule in rng.sample(fed, min(20, len(fed))):
+        plan = HopperPlan(HopperProduct(space.product), schedule)
+        assert plan.shared_bytes <= unit.shared_bytes
+        assert schedule.cluster == (1, 1)
+        # Blocks that are there for good all fit at a time.
+        resident = unit.resident(schedule.threads // 32, plan.shared_bytes, plan.registers)
+        assert schedule.blocks <= max(1, resident) * unit.multiprocessors
+        assert isinstance(space.neighbour(schedule, rng), HopperSchedule)
+        assert space.scored(schedule).cost > 0
+    if not fed:
+        with pytest.raises(LoweringError, match="has no bulk copies for mma"):
+            space.scored(HopperSchedule(1, (1, 1), warps=(1, 1)))
+
+
+def test_the_target_builds_and_describes_warps_that_are_fed() -> None:
+    target = CudaTarget(SPEC.for_machine("rtx_5090"))
+    lowered = product("gemm m=64 n=32 k=64")
+    schedule = HopperSchedule(1, (2, 2), 2, 3, ("tensor", "bulk"), warps=(1, 2))
+    kernels = target.build(lowered, schedule)
+    saved = target.saved(kernels, "layer", [])
+    assert saved.text.architectures == ("sm_90", "sm_100", "sm_120")
+    assert "cpembed_tensor_load_2d" in saved.text.source
+    with pytest.raises(LoweringError, match="is even"):
+        target.build(lowered, replace(schedule, depth=1))
+    with pytest.raises(LoweringError, match="bulk copies load for their block"):
+        target.build(lowered, replace(schedule, cluster=(2, 1), loads=("tensor", "tensor")))

@@ -23,7 +23,12 @@ from cpembed.targets.cuda.hopper.limits import check
 from cpembed.targets.cuda.hopper.reads import loaded
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
 from cpembed.targets.cuda.hopper.traffic import HopperTraffic, traffic
-from tests.unit.targets.cuda.hopper.products import SHARED_BYTES, lowered, random_plan
+from tests.unit.targets.cuda.hopper.products import (
+    SHARED_BYTES,
+    SHARED_BYTES_SM_120,
+    lowered,
+    random_plan,
+)
 from tests.unit.targets.cuda.machine_code import opcodes
 
 needs_compiler = pytest.mark.skipif(
@@ -197,13 +202,13 @@ STORED = {
 
 @needs_compiler
 @pytest.mark.quick(7)
-@pytest.mark.parametrize("target", ["wgmma_f16", "wgmma_s8"])
+@pytest.mark.parametrize("target", ["wgmma_f16", "wgmma_s8", "mma_f16", "mma_s8"])
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("stored", STORED)
 def test_results_are_stored_by_their_epilogue(stored: str, layout: str, target: str) -> None:
     words = f"conv2d n=1 c=32 h=9 w=8 k=24 r=3 s=3 pad=1 layout={layout}"
     epilogue = STORED[stored]
-    if epilogue.is_requantized and target != "wgmma_s8":
+    if epilogue.is_requantized and not target.endswith("s8"):
         pytest.skip("zero points, and clipping, are of integers")
     operator, product = lowered(words, target, "fused", 0, epilogue)
     plan = random_plan(random.Random(f"{stored} {layout} {target}"), product)
@@ -263,3 +268,30 @@ def _compile(text: Path, architecture: str, plan: HopperPlan) -> None:
     # C7508, C7510 and their like: registers that are not passed on, products that wait.
     assert "Potential Performance Loss" not in done.stderr
     assert not re.search(r"[1-9]\d* bytes (stack|spill)", done.stderr), plan.schedule
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "warps, tile, depth", [((2, 2), (2, 4), 4), ((1, 1), (4, 8), 2), ((4, 2), (2, 8), 2)]
+)
+def test_warps_transpose_what_is_contiguous_along_rows(
+    warps: tuple[int, int], tile: tuple[int, int], depth: int
+) -> None:
+    """Images of one block of 64 rows and of several, of both factors where they are."""
+    words = "gemm m=192 n=144 k=160 trans_a=1"
+    operator, product = lowered(words, "mma_f16", "in_place_padded")
+    block = warps[0] * tile[0], warps[1] * tile[1]
+    layouts = [
+        [view.major for view in product.views(number, block[number], depth)].index("mn")
+        for number in range(2)
+    ]
+    schedule = HopperSchedule(
+        1, tile, depth, 3, ("tensor", "tensor"), blocks=2, layouts=(layouts[0], layouts[1]),
+        warps=warps,
+    )  # fmt: skip
+    plan = HopperPlan(product, schedule)
+    check(plan, SHARED_BYTES_SM_120)
+    kernels = CudaKernels(plan, cuda_text(plan))
+    assert kernels.text.source.count("cpembed_ldmatrix_x4_trans") > 1
+    compare(operator, kernels, 3)
+    check_counts(kernels)

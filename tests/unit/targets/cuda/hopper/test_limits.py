@@ -16,7 +16,7 @@ GOOD = HopperSchedule(1, (1, 8), 4, 3, ("threads", "bulk"))
 
 REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "no stage ahead": ({"stages": 1}, "stages from 2"),
-    "three groups": ({"groups": 3}, "groups from 1 to 2"),
+    "four groups": ({"groups": 4}, "groups from 1 to 3"),
     "too many columns": ({"tile": (1, 33)}, "no instruction of 264 columns"),
     "long rows": ({"depth": 8}, "rows of a stage have 128, 64, 32 bytes"),
     "no such layout": ({"layouts": (7, 0)}, "layouts of the factors"),
