@@ -155,6 +155,13 @@ def layouts_command(
 @options.threads_option()
 @worker_options.workers_options
 @click.option("--show", is_flag=True, help="Tune nothing: list the results of WORKLOAD, or all.")
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Tune nothing: take the times in results.json, which the programs of `bench --pack` wrote "
+    "on a machine with a GPU.",
+)
 @options.json_option
 def tune_command(
     *,
@@ -162,6 +169,7 @@ def tune_command(
     target: str | None,
     threads: int | None,
     show: bool,
+    results: Path | None,
     as_json: bool,
     **values: Any,
 ) -> int:
@@ -174,9 +182,15 @@ def tune_command(
     cpembed tune deepbench:0 --target vta_1x16x16 --trials 200
     cpembed tune resnet50:3 --target amx_int8
     cpembed tune --show
+    cpembed tune --results layers/results/results.json
     """
     options.use_threads(threads)
     settings = options.options_from(TuneOptions, values)
+    if results is not None:
+        if words or target is not None or show:
+            problem = "--results takes the layers of the file: no WORKLOAD, --target or --show"
+            raise click.UsageError(problem, click.get_current_context())
+        return _import_results(results, settings.database, as_json=as_json)
     if show:
         return _show_records(words, target, settings.database, as_json=as_json)
     if not words or target is None:
@@ -228,6 +242,16 @@ def _tune(resolved: options.Subject, workers: Workers, *, as_json: bool) -> int:
 
     output.print_report(result, lambda: report(result), as_json=as_json)
     return INTERRUPTED if stop.requested else 0
+
+
+def _import_results(path: Path, database: Path | None, *, as_json: bool) -> int:
+    """Store what a pack's programs measured; return the exit code."""
+    from cpembed.driver.tune_results import import_results
+    from cpembed.report.tune import results_report
+
+    imported = import_results(path, database)
+    output.print_report(imported, lambda: results_report(imported), as_json=as_json)
+    return 1 if imported.refused else 0
 
 
 def _show_records(

@@ -106,6 +106,7 @@ class PackItem:
             "dtypes": [operand.dtype for operand in self.workload.operands],
             "epilogue": None if epilogue is None else str(epilogue),
             "constraints": self.constraints,
+            "storing": _storing_json(self.storing),
             "best": best,
             **(further or {}),
         }
@@ -119,6 +120,14 @@ class PackItem:
             best=best,
             request=request,
         )
+
+
+def _storing_json(storing: EpilogueRequest) -> dict[str, Any] | None:
+    """Return what is stored as a document; None for expressions, which have none."""
+    if storing.chain is not None or storing.second is not None:
+        return None
+    names = ("output", "shift", "bias", "scale", "relu")
+    return {name: getattr(storing, name) for name in names}
 
 
 @dataclass

@@ -44,6 +44,9 @@ ObjectiveName = Literal["total", "kernel"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
 FORMULATIONS: tuple[FormulationName, ...] = get_args(FormulationName)
 
+OUTPUTS = ("requantized", "int32", "int8", "uint8", "float32", "bfloat16", "float16")
+"""Names of what is stored of the sums."""
+
 LARGEST_SEED = 2**31 - 1
 """Largest seed that the solver takes: its seeds are signed 32-bit integers."""
 
@@ -211,7 +214,7 @@ class KernelOptions(CandidateOptions):
         "What is stored of the sums: this type, integers saturated.  [default: the sums]  Where "
         "the target itself converts: requantized is shifted and clipped to int8, int32 all bits, "
         "int8 the low eight.  [default: requantized; int8 where that is the output's type]",
-        choices=("requantized", "int32", "int8", "uint8", "float32", "bfloat16", "float16"),
+        choices=OUTPUTS,
     )
     bias: bool = option(
         False,
@@ -318,9 +321,10 @@ class TuneOptions(SearchOptions):
         "Constraint set of the embeddings.  [default: complete, and the best of in_place_padded]",
         metavar="NAME|FILE",
     )
-    trials: int = option(
-        64,
-        "Schedules to measure, those that are kept from earlier calls included.",
+    trials: int | None = option(
+        None,
+        "Schedules to measure, those that are kept from earlier calls included.  [default: 64; on "
+        "a GPU 3]",
         metavar="N",
         limits=(1, None),
     )
@@ -336,8 +340,14 @@ class TuneOptions(SearchOptions):
     output: str | None = option(
         None,
         "Where times depend on it: what is stored of the sums, as for `run`; each is tuned by "
-        "itself.  [default: requantized; int8 where that is the output's type]",
-        choices=("requantized", "int32", "int8"),
+        "itself.  [default: requantized; int8 where that is the output's type; on a GPU the sums]",
+        choices=OUTPUTS,
+    )
+    machine: str | None = option(
+        None,
+        "The described machine whose estimates propose the schedules, and for which they are kept, "
+        "of targets that have several (Tensor Cores).  [default: the one that the GPU here is]",
+        metavar="NAME",
     )
     objective: ObjectiveName | None = option(
         None,

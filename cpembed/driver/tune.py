@@ -144,7 +144,7 @@ class TuneResult(Displayed):
             "target": self.target.spec.name,
             "constraints": self.constraints,
             "unit": self.target.unit,
-            "provenance": self.target.provenance,
+            "provenance": require_tuner(self.target).provenance,
             **self.about,
             "seed": self.seed,
             "candidates": self.candidates,
@@ -284,8 +284,7 @@ def open_tuning(
     started = time.perf_counter()
     options = merged(TuneOptions, options, keywords)
     constraints, objective, timeout = options.constraints, options.objective, options.timeout
-    spec = hardware_spec(target, workload)
-    require_tunable(spec)
+    spec = tunable_spec(hardware_spec(target, workload, options.machine), options.machine)
     # The worker loads the compiler while the searches run here.
     worker.prepare()
     machine = open_target(spec)
@@ -344,7 +343,7 @@ def open_tuning(
         workload=workload,
         target=spec,
         constraints=wide.constraints,
-        trials=options.trials,
+        trials=options.trials or tuner.trials,
         seed=options.seed or 0,
         started=started,
         deadline=deadline,
@@ -394,6 +393,27 @@ def _field(
     return CandidatePool(tuple(taking_part), untuned, tuple(refused.values()))
 
 
+def tunable_spec(spec: HardwareSpec, machine: str | None = None) -> HardwareSpec:
+    """Return the specification that is tuned here.
+
+    Parameters
+    ----------
+    spec : HardwareSpec
+        Specification of the target.
+    machine : str, optional
+        Name of the machine that was asked for; by default the one that measures, if the target has
+        several.
+
+    Raises
+    ------
+    BackendUnavailable
+        If this machine cannot simulate or execute the target.
+    """
+    require_tunable(spec)
+    measured = None if machine else require_tuner(open_target(spec)).measured_machine()
+    return spec if measured is None else spec.for_machine(measured)
+
+
 def require_tunable(spec: HardwareSpec) -> None:
     """Raise :class:`BackendUnavailable` if this machine cannot simulate or execute a target."""
     try:
@@ -421,8 +441,8 @@ def _check_options(target: AnyTarget, output: str | None, objective: str | None)
 
 
 def measures(target: AnyTarget) -> bool:
-    """True if trials are times of the CPU that makes them."""
-    return target.provenance is Provenance.MEASURED
+    """True if trials are times of the machine that makes them."""
+    return require_tuner(target).provenance is Provenance.MEASURED
 
 
 def trials_by_workers(

@@ -185,7 +185,10 @@ def _host_works(graph: Graph, step: StepResult, host: AnyTarget) -> tuple[HostWo
     remaining = operator.kind
     if step.stored == _RESULTS:
         remaining = remaining.with_epilogue(None)
-    return product_on_host(remaining, graph.types[operator.inputs[0]], host)
+    first = graph.types[operator.inputs[0]]
+    if _halo(operator, remaining, first) is None:
+        remaining = replace(remaining, padding=0)
+    return product_on_host(remaining, first, host)
 
 
 def _verdict(
@@ -300,7 +303,8 @@ def _halo(operator: Operator, kind: Product, first: TensorType) -> tuple[int, ..
     # Targets pad with zeros only; another zero point becomes part of the image.
     if not kind.padding or not is_convolution(operator):
         return None
-    return tuple(padding_of(kind, first))
+    widths = tuple(padding_of(kind, first))
+    return widths if any(widths) else None
 
 
 def _in_memory(kind: Product, shape: tuple[int, ...], widths: tuple[int, ...]) -> Computation:

@@ -8,6 +8,7 @@ from typing import Any
 from cpembed import wording
 from cpembed.blocks import Block, Header, Table
 from cpembed.driver.tune import TuneResult
+from cpembed.driver.tune_results import ImportedResults
 from cpembed.embedding.embedding import Embedding
 from cpembed.report import messages
 from cpembed.report.solve import Row, workload_rows
@@ -36,6 +37,14 @@ def report(result: TuneResult) -> Iterator[Block]:
 def progress_text(best: Trial | None) -> str:
     """Return the best result so far, while tuning."""
     return "no program yet" if best is None else best.standing()
+
+
+def results_report(imported: ImportedResults) -> Iterator[Block]:
+    """Yield the layers whose times were stored, and those that have none."""
+    rows = [(name, f"{wording.plural(new, 'new trial')}") for name, new in imported.stored.items()]
+    rows += [(name, f"none: {reason}") for name, reason in imported.refused.items()]
+    yield Table(("layer", "stored"), [list(row) for row in rows])
+    yield f"measured on {imported.device}, kept in {imported.database}"
 
 
 def records_report(files: Sequence[TrialFile[Any]]) -> Iterator[Block]:

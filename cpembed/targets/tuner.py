@@ -7,7 +7,7 @@ way names a subclass in its attribute ``tuner``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, cast, runtime_checkable
@@ -61,10 +61,27 @@ class Tuner(Generic[S]):
     spread: float = 2.0
     """Maximum ratio of an embedding's estimate to the best one for its schedules to be tried
     first."""
+    trials: int = 64
+    """Number of schedules that are measured by default."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
         self.spec: HardwareSpec = target.spec
+
+    @property
+    def provenance(self) -> Provenance:
+        """Origin of the trials' times."""
+        return self.target.provenance
+
+    def unavailable(self) -> str | None:
+        """Return why there is nothing to tune by on this machine; None if there is."""
+        if self.provenance is Provenance.EMULATED:
+            return "its kernels are emulated here: there is no time to tune by"
+        return None
+
+    def measured_machine(self) -> str | None:
+        """Return the described machine that trials are measured on; None for the target's own."""
+        return None
 
     def minimising(self, objective: str) -> Tuner[S]:
         """Return the tuner of another objective."""
@@ -191,7 +208,7 @@ class Tuner(Generic[S]):
             self.target.schedule_json(proposal.schedule),
             design.space.key(proposal.schedule),
             self.target.unit,
-            self.target.provenance,
+            self.provenance,
             # JSON has no infinity.
             proposal.estimate if proposal.estimate < float("inf") else None,
             figure,
@@ -234,6 +251,39 @@ class Tuner(Generic[S]):
         # Only successful trials are documented.
         del document["error"]
         return document
+
+
+@runtime_checkable
+class TakesResults(Protocol):
+    """Takes trials from what the programs of a pack measured on another machine."""
+
+    def store_results(
+        self,
+        workload: Computation,
+        epilogue: Any,
+        layer: Mapping[str, Any],
+        device: str,
+        folder: Path,
+    ) -> int:
+        """Store the times of a layer, and return how many were not stored yet.
+
+        Parameters
+        ----------
+        workload, epilogue
+            Layer, and what is stored of its sums.
+        layer : mapping
+            Document of its results, checked.
+        device : str
+            Name of the machine that measured.
+        folder : Path
+            Folder of the database.
+
+        Raises
+        ------
+        LoweringError
+            If a kernel is generated differently now.
+        """
+        ...
 
 
 def tuner_class(kind: type[AnyTarget]) -> type[Tuner[Any]]:
@@ -291,9 +341,8 @@ _NO_SCHEDULES = "it reads no schedules back from trials: nothing to tune"
 
 def why_untunable(target: AnyTarget) -> str | None:
     """Return the reason why a target cannot be tuned on this machine; None if it can."""
-    if target.provenance is Provenance.EMULATED:
-        return "its kernels are emulated here: there is no time to tune by"
-    return None if isinstance(target, Tunable) else _NO_SCHEDULES
+    tuner = tuner_of(target) or Tuner[Any](target)
+    return tuner.unavailable() or (None if isinstance(target, Tunable) else _NO_SCHEDULES)
 
 
 def _time_of(

@@ -84,7 +84,9 @@ class Layer:
 
         Raises :class:`WorkloadError` if the operator does not have the layout.
         """
-        settings = {"dtype": dtypes, **self.layout_settings(layout)}
+        # A layout that the layer itself names is not exchanged for the suite's.
+        layouts = {} if "layout" in self.parameters else self.layout_settings(layout)
+        settings = {"dtype": dtypes, **layouts}
         return self.operator.workload({**self.parameters, **settings})
 
     def layout_settings(self, layout: str) -> dict[str, object]:

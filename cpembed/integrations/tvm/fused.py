@@ -13,6 +13,7 @@ from tvm import s_tir, tirx
 
 from cpembed.codegen.epilogue import BIAS, RESIDUAL, SCALE, Epilogue, channel_axes
 from cpembed.errors import WorkloadError
+from cpembed.integrations.tvm.expressions import stored_expression
 from cpembed.integrations.tvm.recognise import (
     Recognised,
     buffers_of,
@@ -75,6 +76,11 @@ class Fused:
         epilogue = self.epilogue
         if epilogue is None:
             return inputs
+        if epilogue.chain is not None:
+            terms |= {
+                name: (term,)
+                for name, term in zip(epilogue.chain.names, self.stored.vectors, strict=True)
+            }
         for name in epilogue.vectors:
             dtype = epilogue.vector_dtype(name, self.computation.output.dtype)
             inputs[name] = self._vector(terms[name], numpy_dtype(dtype), constants)
@@ -116,10 +122,23 @@ class Fused:
             raise WorkloadError("negative sums become 0 before a scale that may be negative")
 
 
-def recognise_fused(function: tirx.PrimFunc, name: str = "tensorir") -> Fused:
+def recognise_fused(
+    function: tirx.PrimFunc, name: str = "tensorir", *, chains: bool = False
+) -> Fused:
     """Return the product of a function with its epilogue, which a function of one block lacks.
 
-    Raises :class:`WorkloadError` for a function that is none, or that no kernel's epilogue matches.
+    Parameters
+    ----------
+    function : tirx.PrimFunc
+    name : str
+        Name of the computation.
+    chains : bool
+        True to allow expressions of functions of floats, which are not computed bit for bit.
+
+    Raises
+    ------
+    WorkloadError
+        For a function that is none, or that no kernel's epilogue matches.
     """
     parameters = buffers_of(function, name)
     nests = _loop_nests(function, name)
@@ -142,7 +161,7 @@ def recognise_fused(function: tirx.PrimFunc, name: str = "tensorir") -> Fused:
     # A single nest stores its sums as they are.
     epilogue = Stored(None)
     if len(nests) > 1:
-        epilogue = _epilogue(nests[1], sums, recognised, channels, shape)
+        epilogue = _epilogue(nests[1], sums, recognised, channels, shape, chains=chains)
     elif not sums.same_as(output):
         raise WorkloadError(f"{name}: its sums are not its output")
     return Fused(
@@ -151,15 +170,26 @@ def recognise_fused(function: tirx.PrimFunc, name: str = "tensorir") -> Fused:
 
 
 def _epilogue(
-    nest: Any, sums: Any, recognised: Recognised, channels: Sequence[int], shape: Sequence[int]
+    nest: Any,
+    sums: Any,
+    recognised: Recognised,
+    channels: Sequence[int],
+    shape: Sequence[int],
+    *,
+    chains: bool,
 ) -> Stored:
     """Return the epilogue that the loop nest of the output computes of the sums."""
     block = _block(nest)
     if not isinstance(block.body, tirx.BufferStore) or block.init is not None:
         raise WorkloadError("the block after the sums is no statement of one element")
     full = [axis for axis, size in enumerate(shape) if size > 1]
-    steps = steps_of(block.body, sums)
-    return stored(steps, recognised.computation.output.dtype, channels, full)
+    try:
+        steps = steps_of(block.body, sums)
+        return stored(steps, recognised.computation.output.dtype, channels, full)
+    except WorkloadError:
+        if not chains:
+            raise
+    return stored_expression(block.body, sums, channels, full)
 
 
 def _numbered(epilogue: Stored, numbers: Mapping[Any, int]) -> Stored:
@@ -177,6 +207,7 @@ def _numbered(epilogue: Stored, numbers: Mapping[Any, int]) -> Stored:
         bias=tuple(term for term in map(numbered, epilogue.bias) if term is not None),
         scale=numbered(epilogue.scale),
         residual=numbered(epilogue.residual),
+        vectors=tuple(term for term in map(numbered, epilogue.vectors) if term is not None),
     )
 
 

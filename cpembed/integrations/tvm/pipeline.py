@@ -211,7 +211,8 @@ class _Products:
             if isinstance(argument, ir.GenericConst)
         }
         try:
-            fused = recognise_fused(function, group.operators[0].rstrip(digits))
+            name = group.operators[0].rstrip(digits)
+            fused = recognise_fused(function, name, chains=self.machine.target.takes_epilogues)
         except WorkloadError as error:
             return Rejection(str(error)), arguments
         return kernel_of(self.machine, fused, constants), arguments

@@ -62,13 +62,29 @@ def steps_of(store: Any, sums: Any) -> list[Step]:
     """
     steps: list[Step] = []
     node = store.value
-    while not _is_sum(node, store, sums):
+    while not is_sum(node, store, sums):
         step, node = _step(node, store, sums)
         steps.append(step)
     return steps[::-1]
 
 
-def _is_sum(node: Any, store: Any, sums: Any) -> bool:
+def is_sum(node: Any, store: Any, sums: Any) -> bool:
+    """True for the sum of the stored element.
+
+    Parameters
+    ----------
+    node
+        Expression.
+    store
+        Statement that stores an element of the result.
+    sums
+        Buffer of the sums.
+
+    Raises
+    ------
+    WorkloadError
+        If it is another element of the sums.
+    """
     if not (isinstance(node, ir.TensorLoad) and node.source.same_as(sums)):
         return False
     positions = zip(node.indices, store.indices, sums.shape, store.buffer.shape, strict=False)
@@ -100,7 +116,7 @@ def _step(node: Any, store: Any, sums: Any) -> tuple[Step, Any]:
     if second and operation not in _SYMMETRIC:
         raise WorkloadError(f"{operation} has the sums second")
     value, operand = (node.a, node.b) if first else (node.b, node.a)
-    term = _term(operand, store)
+    term = term_of(operand, store)
     if operation == "subtract":
         if not term.is_number:
             raise WorkloadError("a tensor is subtracted: add its negative")
@@ -118,7 +134,8 @@ def _reads(node: Any, sums: Any) -> bool:
     return any(_reads(part, sums) for part in parts)
 
 
-def _term(node: Any, store: Any) -> Term:
+def term_of(node: Any, store: Any) -> Term:
+    """Return the value that is combined with the sums; raise :class:`WorkloadError` for others."""
     if isinstance(node, tirx.IntImm | tirx.FloatImm):
         return Term(number=node.value)
     if isinstance(node, ir.TensorLoad):
@@ -161,6 +178,8 @@ class Stored:
         Terms of the scale and of the residual.
     positive
         True if the epilogue is exact only for positive scales.
+    vectors
+        Terms of the vectors of the epilogue's chain.
     """
 
     epilogue: Epilogue | None
@@ -168,6 +187,7 @@ class Stored:
     scale: Term | None = None
     residual: Term | None = None
     positive: bool = False
+    vectors: tuple[Term, ...] = ()
 
 
 def stored(

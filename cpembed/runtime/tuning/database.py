@@ -37,9 +37,12 @@ from cpembed.wording import amount
 # For this store alone; CPEMBED_STORE_DIR moves all stores.
 DIRECTORY_VARIABLE = "CPEMBED_TUNE_DIR"
 
-NOT_COMPARED = ("constraints", "constraint_set", "objective")
-"""Parts of a key that name the search and its aim: files that differ in these alone are of one
-workload and machine."""
+SEARCHED = ("constraints", "constraint_set")
+"""Parts of a key that name the search."""
+
+NOT_COMPARED = (*SEARCHED, "objective", "device")
+"""Parts of a key that name the search and its aim, and which of several equal machines measured:
+files that differ in these alone are of one workload and machine."""
 
 _FILE_NAME = re.compile(r".+-[0-9a-f]{12}-.+-(?P<digest>[0-9a-f]{12})\.jsonl")
 

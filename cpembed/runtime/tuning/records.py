@@ -13,7 +13,7 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.runtime.tuning.database import T, TrialFile, trial_files, trial_store, tuning_folder
+from cpembed.runtime.tuning.database import SEARCHED, T, TrialFile, trial_files, tuning_folder
 from cpembed.stores import warn_damaged
 from cpembed.transform.proof import require
 
@@ -189,13 +189,13 @@ def best_record(
     constraints = lookup.constraints or load_constraint_set(WIDEST)
     for objective in target.objectives or (None,):
         key = target.trial_key(lookup.workload, constraints, lookup.epilogue, objective)
-        # With a named set only its own file counts, though others may hold faster trials.
-        path = trial_store(folder, key, target.trial).path
+        # With a named set only its own files count, though others may hold faster trials.
+        search = [key[name] for name in SEARCHED]
         records: list[Record[Any]] = [
             record
             for file in trial_files(folder, target.trial, key)
             if file.key.get("objective") == objective
-            and (lookup.constraints is None or file.path == path)
+            and (lookup.constraints is None or [file.key[name] for name in SEARCHED] == search)
             and (record := record_in(file, lookup.identifier, excluded)) is not None
         ]
         # Trials for a later objective are looked at only if there are none for this one.

@@ -33,8 +33,8 @@ SCREENED = 64
 """Number of schedules that estimates choose alone."""
 
 FIRST = 5
-"""Number of families of embeddings whose best schedules come first: estimates compare schedules of
-one embedding better than embeddings."""
+"""Number of families of embeddings, and of groups of their schedules, whose best come first:
+estimates compare schedules of one embedding better than embeddings."""
 
 # Probability that a neighbour has another embedding, where the schedule has a meaning there.
 _OTHER_EMBEDDING = 1 / 6
@@ -118,9 +118,10 @@ class Search(Generic[S]):
         if untuned is not None:
             yield untuned
         ranked = screened(self._designs)
-        families: dict[str, Proposal[S]] = {}
+        families: dict[tuple[str, object], Proposal[S]] = {}
         for item in ranked:
-            families.setdefault(repr(item.design.candidate.embedding.family), item)
+            group = item.design.space.group(item.schedule)
+            families.setdefault((repr(item.design.candidate.embedding.family), group), item)
         # `ranked` is ascending, so each family is represented by its best schedule.
         best = list(families.values())[:FIRST]
         yield from (item for item in best if item.estimate <= self._spread * best[0].estimate)

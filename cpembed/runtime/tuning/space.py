@@ -89,6 +89,10 @@ class Space(ABC, Generic[S]):
         # Frozen dataclasses of numbers and names: equal ones have equal texts in every process.
         return repr(schedule)
 
+    def group(self, schedule: S) -> object:
+        """Return a hashable value in which schedules of an embedding differ that come first."""
+        return None
+
     def form(self) -> object:
         """Return a hashable value that is equal for programs that are the same kernel."""
         # By default no two programs are known to be the same kernel.

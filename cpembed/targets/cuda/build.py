@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -100,6 +101,13 @@ class CudaText:
     source: str
     kernels: tuple[Kernel, ...]
     architectures: tuple[str, ...] = ARCHITECTURES
+
+
+def text_digest(text: CudaText) -> str:
+    """Return the SHA-256 of a text's functions, in any order, and of its launches."""
+    # TVM writes device functions in an order that differs from call to call.
+    definitions = sorted(part.strip() for part in re.split(r"\n(?=[^\s}])", text.source))
+    return hashlib.sha256(repr((definitions, text.kernels)).encode()).hexdigest()
 
 
 def functions(plan: Plan) -> dict[str, tuple[Writer, Launch]]:

@@ -9,6 +9,7 @@ in collective functions, which are executed once for all of them. Results are
 from __future__ import annotations
 
 import ctypes
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,9 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import ExecutionFault
+from cpembed.targets.cuda.executor_arguments import (
+    Argument,
+    DeviceArray,
+    MapArgument,
+    PlacedArguments,
+)
 from cpembed.targets.cuda.executor_source import FILE, PreparedText, prepare
-from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
-from cpembed.targets.executor.program import Arena, Array, LoadedText, TextCompiler
+from cpembed.targets.executor.program import LoadedText, TextCompiler
+
+__all__ = [
+    "COMPILER", "Argument", "Counters", "DeviceArray", "Launch", "MapArgument", "Order", "Program",
+    "compile_text",
+]  # fmt: skip
 
 NATIVE = Path(__file__).parent / "native"
 """Folder of the runtime and of the headers that texts are compiled with."""
@@ -37,10 +48,15 @@ COMPILER = TextCompiler(
     native=NATIVE,
     options=(
         "-std=c++17",
+        "-fsanitize-coverage=trace-pc",  # Calls the runtime in each basic block; native/plain.h.
+        "-fsanitize=bounds",  # Calls it where an index is not one of its array's.
         "-fno-threadsafe-statics",  # Shared arrays of float16 seem to have a constructor.
         f"-I{NATIVE / 'include'}",
     ),
-    gcc_options=("-fno-tree-sra",),  # A vector is loaded and stored as a whole.
+    gcc_options=(
+        "-fno-tree-sra",  # A vector is loaded and stored as a whole.
+        "-fstack-reuse=none",  # Registers that products in flight read are no other variable's.
+    ),
     header="executor.h",
 )
 
@@ -54,68 +70,9 @@ MAX_CLUSTER = 16
 """Maximum number of blocks of a cluster (more than 8 are not portable)."""
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceArray:
-    """An array in global memory, and which of its bytes have been written.
+MAX_STEPS = 2**24
+"""Maximum number of basic blocks that a thread enters; one that enters more does not end."""
 
-    Reading another byte is a fault. The state is kept between launches.
-
-    Parameters
-    ----------
-    array : Array
-        Its elements.
-    written : Array
-        A bit for each byte, 64 to an element; two elements more than the bytes fill.
-    """
-
-    array: Array
-    written: NDArray[np.uint64]
-
-    @staticmethod
-    def unwritten(elements: int, dtype: str) -> DeviceArray:
-        """Return an array that nothing has written yet."""
-        array = np.zeros(elements, dtype)
-        return DeviceArray(array, np.zeros(array.nbytes // 64 + 2, np.uint64))
-
-    def require_written(self, name: str) -> Array:
-        """Return the elements.
-
-        Raises :class:`ExecutionFault` if some have not been written; ``name`` is the array's.
-        """
-        bits = np.unpackbits(self.written.view(np.uint8), bitorder="little")[: self.array.nbytes]
-        missing = np.flatnonzero(bits == 0)
-        if missing.size:
-            elements = np.unique(missing // self.array.itemsize)
-            raise ExecutionFault(
-                f"the kernels leave {elements.size:,} of {self.array.size:,} elements of {name} "
-                f"unwritten, the first of them element {elements[0]}"
-            )
-        return self.array
-
-
-@dataclass(frozen=True, eq=False)
-class MapArgument:
-    """A tensor map as argument of a kernel, and the array that it describes."""
-
-    tensor_map: TensorMap
-    array: Array | DeviceArray
-
-
-Argument = Array | DeviceArray | MapArgument | np.generic | int | float
-
-_SCALARS = {
-    ("i", 1): ctypes.c_int8, ("i", 2): ctypes.c_int16, ("i", 4): ctypes.c_int32,
-    ("i", 8): ctypes.c_int64, ("u", 1): ctypes.c_uint8, ("u", 2): ctypes.c_uint16,
-    ("u", 4): ctypes.c_uint32, ("u", 8): ctypes.c_uint64, ("f", 4): ctypes.c_float,
-    ("f", 8): ctypes.c_double,
-}  # fmt: skip
-
-
-_KINDS = {
-    "p": "an array", "t": "a tensor map", "i": "a number", "u": "a number", "f": "a number",
-    "?": "a value",
-}  # fmt: skip
-"""Kinds of parameters in messages."""
 
 _PRODUCTS = ("mma.", "wmma.mma.", "wgmma.mma_async.")
 """Beginnings of the opcodes that multiply matrices."""
@@ -222,15 +179,9 @@ class Launch:
     block: tuple[int, int, int]
     shared_bytes: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
-
-
-class _Buffer(ctypes.Structure):
-    _fields_ = (
-        ("base", ctypes.c_void_p),
-        ("bytes", ctypes.c_uint64),
-        ("argument", ctypes.c_int32),
-        ("initialised", ctypes.c_void_p),
-    )
+    dependent: bool = False
+    """True for a launch that may begin before the kernel before it ends (programmatic dependent
+    launch): what others wrote to a :class:`DeviceArray` is there after ``griddepcontrol.wait``."""
 
 
 class _Launch(ctypes.Structure):
@@ -248,7 +199,13 @@ class _Launch(ctypes.Structure):
         ("clusters", ctypes.c_void_p),
         ("cluster_count", ctypes.c_uint64),
         ("computes", ctypes.c_bool),
+        ("steps", ctypes.c_uint64),
+        ("multiplies_registers", ctypes.c_bool),
+        ("dependent", ctypes.c_bool),
     )
+
+
+_UNTRACKED = re.compile(r".*: \{track:(\d+)\}", re.DOTALL)
 
 
 class Program(LoadedText):
@@ -345,42 +302,54 @@ class Program(LoadedText):
     ) -> Counters:
         self._require_launchable(launch)
         parameters = self._parameters(launch.kernel)
-        arena, values = _placed(launch.kernel, parameters, arguments, copies_device=computes)
         numbers = None if clusters is None else _cluster_numbers(launch, clusters)
-        pointers = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
-        buffers = (_Buffer * max(1, len(arena.buffers)))(
-            *(
-                _Buffer(
-                    b.address,
-                    b.bytes,
-                    b.argument,
-                    _initialised(arguments[b.argument]) if computes else None,
-                )
-                for b in arena.buffers
+        tracked = set[int]()
+        while True:
+            placed = PlacedArguments(launch.kernel, parameters, arguments, computes=computes)
+            pointers = (ctypes.c_void_p * max(1, len(placed.values)))(
+                *map(ctypes.addressof, placed.values)
             )
-        )
-        request = _Launch(
-            invoke=self._address(f"executor_invoke_{launch.kernel}"),
-            arguments=ctypes.addressof(pointers),
-            buffers=ctypes.addressof(buffers),
-            buffer_count=len(arena.buffers),
-            # The runtime's codes: 0 forward, 1 reverse, 2 random by the seed.
-            order=order.value if isinstance(order, Order) else 2,
-            seed=0 if isinstance(order, Order) else order % 2**64,
-            grid=(ctypes.c_uint32 * 3)(*launch.grid),
-            block=(ctypes.c_uint32 * 3)(*launch.block),
-            cluster=(ctypes.c_uint32 * 3)(*launch.cluster),
-            shared_bytes=launch.shared_bytes,
-            clusters=None if numbers is None else numbers.ctypes.data,
-            cluster_count=0 if numbers is None else numbers.size,
-            computes=computes,
-        )
+            buffers = placed.buffers(tracked)
+            request = _Launch(
+                invoke=self._address(f"executor_invoke_{launch.kernel}"),
+                arguments=ctypes.addressof(pointers),
+                buffers=ctypes.addressof(buffers),
+                buffer_count=len(placed.arena.buffers),
+                # The runtime's codes: 0 forward, 1 reverse, 2 random by the seed.
+                order=order.value if isinstance(order, Order) else 2,
+                seed=0 if isinstance(order, Order) else order % 2**64,
+                grid=(ctypes.c_uint32 * 3)(*launch.grid),
+                block=(ctypes.c_uint32 * 3)(*launch.block),
+                cluster=(ctypes.c_uint32 * 3)(*launch.cluster),
+                shared_bytes=launch.shared_bytes,
+                clusters=None if numbers is None else numbers.ctypes.data,
+                cluster_count=0 if numbers is None else numbers.size,
+                computes=computes,
+                steps=MAX_STEPS,
+                multiplies_registers="ExecutorPlaces{{ptx_p" in self._text.source,
+                dependent=launch.dependent,
+            )
+            try:
+                counters = self._execute(
+                    request,
+                    placed.arena,
+                    self._counters,
+                    lambda: self._fault_origin(launch),
+                    copies_back=computes,
+                )
+            except ExecutionFault as fault:
+                # An array is both read and written: its readers have to be noted.
+                untracked = _UNTRACKED.fullmatch(str(fault))
+                if untracked is None:
+                    raise
+                tracked.add(int(untracked[1]))
+                continue
+            placed.keep_written()
+            return counters
 
-        def fault_origin() -> str:
-            block = tuple(self._functions.executor_block_of_fault().contents)
-            return f"{launch.kernel}, block {block}: "
-
-        return self._execute(request, arena, self._counters, fault_origin, copies_back=computes)
+    def _fault_origin(self, launch: Launch) -> str:
+        block = tuple(self._functions.executor_block_of_fault().contents)
+        return f"{launch.kernel}, block {block}: "
 
     def _require_launchable(self, launch: Launch) -> None:
         name, threads = launch.kernel, int(np.prod(launch.block))
@@ -444,90 +413,6 @@ def _cluster_numbers(launch: Launch, clusters: Sequence[int]) -> NDArray[np.uint
             + (f", and there is no cluster {wrong[0]}" if wrong else "")
         )
     return np.array(clusters, np.uint32)
-
-
-def _placed(
-    kernel: str,
-    parameters: Sequence[tuple[str, int]],
-    arguments: Sequence[Argument],
-    *,
-    copies_device: bool,
-) -> tuple[Arena, list[Any]]:
-    """Return the memory of a launch's arrays, and the C value of each argument.
-
-    Of a :class:`DeviceArray`, ``copies_device`` says whether its values are copied.
-    """
-    if len(parameters) != len(arguments):
-        raise ExecutionFault(
-            f"{kernel} takes {len(parameters)} arguments, and {len(arguments)} are given"
-        )
-    arrays: dict[int, tuple[int, Array]] = {}
-    device = set[int]()
-    for number, ((kind, _), value) in enumerate(zip(parameters, arguments, strict=True)):
-        if (kind == "t") != isinstance(value, MapArgument):
-            raise ExecutionFault(f"{kernel} takes {_KINDS[kind]} as argument {number}")
-        if kind in "pt":
-            array = _array(value)
-            if array is None:
-                raise ExecutionFault(f"{kernel} takes an array as argument {number}")
-            # An array that is passed twice is one buffer.
-            arrays.setdefault(id(array), (number, array))
-            if not copies_device and _is_device(value):
-                device.add(number)
-    # Copies with guarded gaps, so that an access outside of an array is noticed.
-    arena = Arena.with_copies(kernel, list(arrays.values()), device)
-    addresses = {id(b.array): b.address for b in arena.buffers}
-    values = list[Any]()
-    for number, ((kind, size), value) in enumerate(zip(parameters, arguments, strict=True)):
-        if isinstance(value, MapArgument):
-            values.append(_encoded(value, addresses[id(_array(value))]))
-        elif kind == "p":
-            values.append(ctypes.c_void_p(addresses[id(_array(value))]))
-        else:
-            values.append(_scalar(kernel, number, kind, size, value))
-    return arena, values
-
-
-_MAP_ALIGNMENT = 64
-"""Alignment of a tensor map in bytes (CUDA driver API)."""
-
-
-def _encoded(argument: MapArgument, address: int) -> Any:
-    encoded = argument.tensor_map.encode(address)
-    memory = bytearray(len(encoded) + _MAP_ALIGNMENT)
-    at = -ctypes.addressof(ctypes.c_uint8.from_buffer(memory)) % _MAP_ALIGNMENT
-    memory[at : at + len(encoded)] = encoded
-    return (ctypes.c_uint8 * len(encoded)).from_buffer(memory, at)
-
-
-def _array(value: Argument) -> Array | None:
-    array = value.array if isinstance(value, MapArgument) else value
-    array = array.array if isinstance(array, DeviceArray) else array
-    return array if isinstance(array, np.ndarray) else None
-
-
-def _is_device(value: Argument) -> bool:
-    array = value.array if isinstance(value, MapArgument) else value
-    return isinstance(array, DeviceArray)
-
-
-def _initialised(value: Argument) -> int | None:
-    """Return the address of the bits of the bytes that are written; None if all of them are."""
-    array = value.array if isinstance(value, MapArgument) else value
-    return array.written.ctypes.data if isinstance(array, DeviceArray) else None
-
-
-def _scalar(kernel: str, number: int, kind: str, size: int, value: Argument) -> Any:
-    scalar: Any = _SCALARS.get((kind, size))
-    # A Python number takes the parameter's type, as in a call of C++.
-    is_array = isinstance(value, (np.ndarray, DeviceArray, MapArgument))
-    if scalar is not None and not is_array:
-        return scalar(float(value)) if kind == "f" else scalar(int(value))
-    if isinstance(value, np.generic) and value.nbytes == size:  # float16, for one.
-        return (ctypes.c_uint8 * size).from_buffer_copy(value.tobytes())
-    raise ExecutionFault(
-        f"{kernel} takes a number of {size} bytes as argument {number}: give one of numpy's"
-    )
 
 
 @lru_cache(maxsize=32)

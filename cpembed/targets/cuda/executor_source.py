@@ -22,6 +22,13 @@ _DYNAMIC = re.compile(
     r"extern\s+(?:\"C\"\s+)?__shared__\s+(?:(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*)?"
     r"((?:\w+\s+)*?\w+)\s+(?:(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*)?(\w+)\s*\[\s*\]\s*;"
 )
+# Compilers fill variables with a number (-1.7e38 for a float), which a product with zero hides. The
+# second declaration is one that a member of a structure may have too.
+_FLOATS = re.compile(
+    r"^([ \t]+(?:alignas\(\d+\) )?(?:float|double|half|nv_bfloat16) (\w+)(?:\[\d+\])*;)$",
+    re.MULTILINE,
+)
+_UNSET = r"\1 const bool \2_unset = executor::unset(\2);"
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ def prepare(source: str) -> PreparedText:
     if not kernels:
         raise LoweringError("the CUDA text has no kernel: a function with __global__")
     # Dynamic shared memory has the size that each launch asks for, so it is a pointer here.
-    body = _with_dynamic_shared(translate_inline_ptx(source))
+    body = _FLOATS.sub(_UNSET, _with_dynamic_shared(translate_inline_ptx(source)))
     entries = "\n".join(f"EXECUTOR_KERNEL({name})" for name in kernels)
     return PreparedText(f"{body}\n{entries}\n", kernels)
 

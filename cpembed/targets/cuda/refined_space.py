@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +12,20 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored, Space
+from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.model import Gpu
 
 S = TypeVar("S")
+
+
+def product_form(product: TiledProduct) -> tuple[Any, ...]:
+    """Return a key that is equal for products that differ only in the names of their loops."""
+    layouts = tuple(
+        tuple((x.length, x.needs_packing, x.layout.elements) for x in operand)
+        for operand in (product.first, product.second)
+    )
+    output = product.output
+    return product.tiles, layouts, output.length, output.along == product.axes[1]
 
 
 class RefinedSpace(Space[S]):
@@ -24,8 +36,27 @@ class RefinedSpace(Space[S]):
     choices: ClassVar[Mapping[str, Sequence[object]]]
     """Values of each field of a schedule that a neighbour may change."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, tiled: TiledProduct, gpu: Gpu) -> None:
+        self.tiled = tiled
         self.gpu = gpu
+
+    @property
+    def lower_bound(self) -> float:
+        # All products of the instruction, on all tensor cores.
+        cycles = math.prod(self.tiled.tiles) * self.gpu.product_cycles
+        return self.gpu.microseconds(cycles / self.gpu.multiprocessors / self.product_units)
+
+    @property
+    def product_units(self) -> int:
+        """Number of products that a multiprocessor executes at a time."""
+        return 1
+
+    def form(self) -> object:
+        return product_form(self.tiled)
+
+    def group(self, schedule: S) -> object:
+        fields = cast(Any, schedule)
+        return fields.block, fields.splits
 
     @abstractmethod
     def plain(self) -> Iterator[Scored[S]]:

@@ -13,11 +13,14 @@ from functools import cached_property
 from random import Random
 from typing import Any, ClassVar
 
+import msgspec
+
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
+from cpembed.runtime.tuning.database import PlainTrial
 from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.base import Array, Details, Row, Target
 from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
@@ -33,6 +36,7 @@ from cpembed.targets.cuda.refined_space import RefinedSpace
 from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
+from cpembed.targets.cuda.tuning import MEASURED, CudaTuner
 from cpembed.transform.program import DerivedProgram
 
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
@@ -66,17 +70,25 @@ class CudaSpace(RefinedSpace[AnySchedule]):
     }
 
     def __init__(self, product: TiledProduct, gpu: Gpu) -> None:
-        super().__init__(gpu)
-        self.product = product
+        super().__init__(product, gpu)
         self.bulk: HopperSpace | None = None
         if product.instruction.kind == "mma" and gpu.has_bulk_copies:
             self.bulk = HopperSpace(HopperProduct(product), gpu)
 
+    @property
+    def product(self) -> TiledProduct:
+        return self.tiled
+
+    @property
+    def product_units(self) -> int:
+        # Each scheduler has a tensor core.
+        return self.gpu.unit.schedulers
+
     def first_blocks(self, count: int) -> list[Scored[AnySchedule]]:
-        """Return the first schedules of different blocks or splits, of the smallest estimates."""
-        first: dict[tuple[object, ...], Scored[AnySchedule]] = {}
+        """Return the first schedules of different groups, of the smallest estimates."""
+        first: dict[object, Scored[AnySchedule]] = {}
         for item in self.ranked():
-            first.setdefault((item.schedule.block, item.schedule.splits), item)
+            first.setdefault(self.group(item.schedule), item)
             if len(first) == count:
                 break
         return list(first.values())
@@ -152,9 +164,6 @@ def _useful(numbers: Sequence[int], extent: int) -> list[int]:
     return [number for number in numbers if number < 2 * extent] or [numbers[0]]
 
 
-MEASURED = 3
-"""Number of schedules with the smallest estimates that are worth measuring before one is taken."""
-
 FIRST_LOSS, MEASURED_LOSS = 1.08, 1.01
 """Time of the schedule with the smallest estimate, and of the fastest of the first
 :data:`MEASURED`, over that of the fastest of all: geometric means of six layers whose schedules
@@ -202,6 +211,7 @@ class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, AnySchedule, Cu
     provenance = Provenance.EMULATED
     follows_machine = True
     has_tensorir = True
+    tuner = CudaTuner
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -248,6 +258,14 @@ class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, AnySchedule, Cu
         document: dict[str, Any] = super().schedule_json(schedule)
         # Readers of documents know this member as ``ways``.
         return {("ways" if name == "layouts" else name): v for name, v in document.items()}
+
+    def schedule_of(self, trial: PlainTrial) -> AnySchedule:
+        return self.schedule_from(trial.schedule)
+
+    def schedule_from(self, document: Mapping[str, Any]) -> AnySchedule:
+        """Return the schedule of :meth:`schedule_json`."""
+        named = {("layouts" if name == "ways" else name): v for name, v in document.items()}
+        return msgspec.convert(named, HopperSchedule if "loads" in named else KernelSchedule)
 
     def schedule_text(self, embedding: Embedding, schedule: AnySchedule) -> str:
         return str(schedule)

@@ -11,7 +11,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.amos2022.a100_schedules.schedules import COLUMNS, DEPTH, ROWS, Schedule
+from experiments.amos2022.a100_schedules.schedules import (
+    COLUMNS,
+    DEPTH,
+    ROWS,
+    Layer,
+    Schedule,
+)
 
 LINE, SECTOR, ELEMENT = 128, 32, 2
 """Bytes."""
@@ -178,3 +184,37 @@ def _unfused(fused: Indices, axes: Sequence[str], sizes: dict[str, int]) -> dict
         coordinates[axis] = fused % sizes[axis]
         fused = fused // sizes[axis]
     return coordinates
+
+
+@lru_cache(maxsize=256)
+def result_lines(layer: Layer, pixels: tuple[str, ...]) -> float:
+    """Return the lines of L1 of a warp that reads results of tiles in the order of the output.
+
+    Fused pixels are rows of a tile, two of which are a line. Neighbours along an axis that is an
+    outer loop lie in different tiles.
+
+    Parameters
+    ----------
+    layer : Layer
+        A layer.
+    pixels : tuple of str
+        Pixel axes that feed the rows of the instruction.
+    """
+    warps = min(layer.outputs // LANES, _MOST // LANES)
+    # Warps from all over the output.
+    first = np.arange(warps, dtype=np.int64) * (layer.outputs // LANES // warps) * LANES
+    rest = first[:, None] + np.arange(LANES)
+    place: dict[str, Indices] = {}
+    for axis, extent in (("q", layer.q), ("p", layer.p), ("k", layer.k), ("n", layer.n)):
+        place[axis], rest = rest % extent, rest // extent
+    sizes = layer.sizes
+    pixel = np.zeros_like(first)[:, None]
+    for axis in pixels:
+        pixel = pixel * sizes[axis] + place[axis]
+    tile = pixel // ROWS * (layer.k // COLUMNS) + place["k"] // COLUMNS
+    for axis in "npq":
+        if axis not in pixels:
+            tile = tile * sizes[axis] + place[axis]
+    address = ((tile * ROWS + pixel % ROWS) * COLUMNS + place["k"] % COLUMNS) * ELEMENT
+    lines = np.sort(address // LINE, axis=1)
+    return float(((np.diff(lines, axis=1) != 0).sum(axis=1) + 1).mean())

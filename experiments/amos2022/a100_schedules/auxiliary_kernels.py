@@ -6,7 +6,7 @@ import math
 from functools import cache
 
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, estimate
-from experiments.amos2022.a100_schedules.addresses import ELEMENT, LANES, LINE, access
+from experiments.amos2022.a100_schedules.addresses import LANES, access, result_lines
 from experiments.amos2022.a100_schedules.copies import (
     LOOP_INSTRUCTIONS,
     ROLLED,
@@ -45,7 +45,7 @@ def auxiliary_works(row: Schedule, divided: OtherKernels, gpu: Gpu) -> tuple[Ker
     gpu : Gpu
         GPU that runs them.
     """
-    works = [_placing(row.layer, divided, gpu)]
+    works = [_placing(row, divided, gpu)]
     if not row.inline:
         works += [_packing(row, factor, divided, gpu) for factor in "ab"]
     return tuple(works)
@@ -65,12 +65,9 @@ def _packing(row: Schedule, factor: str, divided: OtherKernels, gpu: Gpu) -> Ker
     )
 
 
-def _placing(layer: Layer, divided: OtherKernels, gpu: Gpu) -> KernelWork:
-    """Return the work of the kernel that puts results in place.
-
-    Neighbouring pixels are rows of a tile: two of them in a line.
-    """
-    lines = LANES / (LINE / (COLUMNS * ELEMENT))
+def _placing(row: Schedule, divided: OtherKernels, gpu: Gpu) -> KernelWork:
+    """Return the work of the kernel that puts results in place."""
+    layer, lines = row.layer, result_lines(row.layer, row.pixels)
     instructions = 20 + digit_instructions(layer.p) + digit_instructions(layer.q)
     written_out = divided.sequence <= max(divided.unroll, 8)
     ahead = WRITTEN_OUT[1] if written_out else ROLLED

@@ -213,3 +213,22 @@ def test_a_sum_that_is_read_twice_is_a_second_result(tmp_path: Path) -> None:
     seconds = [kind.epilogue.second for kind in kinds if kind.epilogue is not None]
     assert [second and second.dtype for second in seconds] == [None, "float16", None]
     assert [len(step.operator.outputs) for step in result.steps].count(2) == 1
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_quantized_network_has_its_epilogues_in_the_kernels(tmp_path: Path) -> None:
+    """Requantization and residuals included; what is left of the host is between products."""
+    from tests.models.registry import TINY, write_int8
+
+    path = write_int8("tiny", tmp_path / "tiny.onnx", **TINY["tiny"])
+    result, output, expected = run(path, "mma_s8")
+    document = stepwise_document(result)
+    assert document["totals"]["on_target"] == document["totals"]["products"] == 7
+    works = {work for work in on_host(result) if not work.startswith("padding by")}
+    assert works <= {"quantize", "max pool", "mean pool", "reshape", "dequantize"}
+    # A pointwise convolution has no padding, and a matrix product none either.
+    padded = [s.operator.name for s in result.steps if any("padding" in w.work for w in s.host)]
+    assert "Gemm_16" not in padded
+    assert 0 < len(padded) < 7
+    assert float(np.abs(output - expected).max()) <= 0.1 * float(np.abs(expected).max())

@@ -64,7 +64,7 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
     }
 
     def __init__(self, product: HopperProduct, gpu: Gpu) -> None:
-        super().__init__(gpu)
+        super().__init__(product.tiled, gpu)
         self.product = product
         self.of_warps = product.tiled.instruction.kind == "mma"
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from cpembed.embedding.embedding import Embedding
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
+from cpembed.runtime.tuning.database import PlainTrial
 from cpembed.targets.base import Array, ChoicePolicy, Row, Target
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.chain_target import ChainTarget
@@ -23,6 +26,7 @@ from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.model import Gpu, gpu
 from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.target import CudaDetails
+from cpembed.targets.cuda.tuning import CudaTuner
 from cpembed.transform.program import DerivedProgram
 
 
@@ -49,6 +53,7 @@ class HopperTarget(ChainTarget, SavingTarget, Target[HopperProduct, HopperSchedu
 
     provenance = Provenance.EMULATED
     follows_machine = True
+    tuner = CudaTuner
     # TMA reads rows of pixels that carry from line to line as fast as any, so that padding of an
     # image's lines to the instruction's rows gains nothing.
     policy = ChoicePolicy(well_used=1.0)
@@ -78,6 +83,13 @@ class HopperTarget(ChainTarget, SavingTarget, Target[HopperProduct, HopperSchedu
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
+
+    def schedule_of(self, trial: PlainTrial) -> HopperSchedule:
+        return self.schedule_from(trial.schedule)
+
+    def schedule_from(self, document: Mapping[str, Any]) -> HopperSchedule:
+        """Return the schedule of :meth:`schedule_json`."""
+        return msgspec.convert(document, HopperSchedule)
 
     def schedule_text(self, embedding: Embedding, schedule: HopperSchedule) -> str:
         return str(schedule)

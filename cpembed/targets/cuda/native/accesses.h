@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -51,15 +50,15 @@ class Accesses {
       open_.push_back(&place);
     }
     uint32_t number = place.times[lane]++ - place.accounted;
-    if (number >= place.groups.size()) place.groups.resize(number + 1);
+    while (number >= place.groups.size()) place.groups.push();
     Group &group = place.groups[number];
     uint32_t bit = 1u << lane;
     group.came |= bit;
     if (access.in_shared) group.in_shared |= bit, group.shared[lane] = access.shared;
     if (access.in_global) group.in_global |= bit, group.global[lane] = access.global;
-    while (!place.groups.empty() && place.groups.front().came == live) {
-      account(place, place.groups.front());
-      place.groups.pop_front();
+    while (place.groups.size() && place.groups[0].came == live) {
+      account(place, place.groups[0]);
+      place.groups.pop();
       place.accounted++;
     }
   }
@@ -67,8 +66,7 @@ class Accesses {
   /* The warp is at a barrier, or at its end: groups to which no more lanes come. */
   void settle() {
     for (Place *place : open_) {
-      for (const Group &group : place->groups) account(*place, group);
-      place->groups.clear();
+      for (; place->groups.size(); place->groups.pop()) account(*place, place->groups[0]);
       place->open = false;
     }
     open_.clear();
@@ -87,6 +85,28 @@ class Accesses {
     uint32_t shared[32];
     uint64_t global[32];
   };
+
+  /* A queue whose memory stays, as groups come and go with each access. */
+  class Groups {
+   public:
+    size_t size() const { return size_; }
+    Group &operator[](size_t number) { return ring_[(first_ + number) & (ring_.size() - 1)]; }
+    void push() {
+      if (size_ == ring_.size()) {
+        std::vector<Group> larger(std::max<size_t>(4, 2 * size_));
+        for (size_t n = 0; n < size_; n++) larger[n] = (*this)[n];
+        ring_.swap(larger), first_ = 0;
+      }
+      Group &made = (*this)[size_++];
+      made.came = made.in_shared = made.in_global = 0;
+    }
+    void pop() { first_ = (first_ + 1) & (ring_.size() - 1), size_--; }
+    void clear() { size_ = 0; }
+
+   private:
+    std::vector<Group> ring_;  // A power of two.
+    size_t first_ = 0, size_ = 0;
+  };
   struct Place {
     uint64_t key = 0;
     Place *following = nullptr;  // Looked up after this one, last time.
@@ -96,7 +116,7 @@ class Accesses {
     bool open = false;
     uint32_t times[32];  // That each lane has been here since the last barrier.
     uint32_t accounted = 0;  // Groups before those of the queue.
-    std::deque<Group> groups;
+    Groups groups;
   };
 
   /* An instruction with generic addresses may have several kinds. */

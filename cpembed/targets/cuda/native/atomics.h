@@ -1,43 +1,100 @@
-/* Atomic operations, and what they and fences order in global memory. */
+/* Atomic operations, and what they and fences order. */
 #pragma once
 
 #include "memory_functions.h"
 
-/* An atomic operation on global memory: what it acquires and releases. */
-static void atomic_access(void *p, size_t bytes, const char *what, bool acquires, bool releases, Site site) {
-  for (bool writes : {false, true}) REQUIRE(global_memory.touch(p, bytes, bytes, writes, what, site));
-  REQUIRE(global_races.access(p, bytes, kAtomic, actor_of(now()), what, site));
-  std::shared_ptr<const Knowledge> &location = global_releases[reinterpret_cast<uint64_t>(p)];
-  uint32_t self = 1u << lane_number;
-  std::shared_ptr<const Knowledge> before = location;
-  Knowledge mine;
-  warp->clock.release(self, mine);
-  auto after = before ? share(*before) : share();
-  std::shared_ptr<Clusters> clusters(new Clusters);
-  (*clusters)[running_cluster] = releases ? std::move(mine.order) : std::move(mine.fenced);
-  join_clusters(after->clusters, clusters);
-  join_clusters(after->clusters, mine.clusters);
-  location = after;
-  if (!before) return;
-  auto learned = share();
-  (acquires ? learned->clusters : learned->pending) = before->clusters;
-  warp->clock.acquire(self, learned, nullptr, 0);
+/* What has been released to a location: to threads of each block of the cluster that runs, to the
+   cluster's, and to all. */
+struct Location {
+  uint32_t cluster = 0;
+  std::map<uint32_t, Knowledge> blocks;
+  Knowledge in_cluster;
+  SharedClusters clusters;
+};
+static std::unordered_map<const void *, Location> locations;
+
+enum Effect : int { kAcquires = 1, kReleases = 2, kReadsOnly = 4, kWritesOnly = 8 };
+
+static Knowledge part_of(const Knowledge &all, bool releases, Scope scope) {
+  Knowledge made;
+  made.order = releases ? all.order : all.fenced[scope];
+  if (releases) made.proxy = all.proxy;
+  return made;
 }
 
-/* __threadfence, and the fences of PTX whose scope is the GPU. */
-extern "C" void executor_thread_fence() { warp->clock.thread_fence(1u << lane_number); }
+/* What an operation releases to its location. */
+static void publish(Location &location, int effects, Scope scope) {
+  if (effects & kReadsOnly) return;
+  Knowledge mine;
+  warp->clock.release(1u << lane_number, mine);
+  // A store ends what earlier operations released; one that reads as well continues it.
+  if (effects & kWritesOnly) location = Location{running_cluster, {}, {}, nullptr};
+  bool releases = effects & kReleases;
+  location.blocks[warp->block->rank].join(part_of(mine, releases, kBlockScope));
+  if (scope >= kClusterScope) location.in_cluster.join(part_of(mine, releases, kClusterScope));
+  if (scope < kGpuScope) return;
+  std::shared_ptr<Clusters> clusters(new Clusters);
+  (*clusters)[running_cluster] = part_of(mine, releases, kGpuScope).order;
+  join_clusters(location.clusters, clusters);
+  join_clusters(location.clusters, mine.clusters);
+}
+
+/* What it learns from what others have released. */
+static void learn(const Location &before, int effects, Scope scope) {
+  if (effects & kWritesOnly) return;
+  Knowledge seen[2];
+  auto block = before.blocks.find(warp->block->rank);
+  if (block != before.blocks.end()) seen[kBlockScope] = block->second;
+  if (scope >= kClusterScope) seen[kClusterScope] = before.in_cluster;
+  auto learned = share();
+  for (int s = 0; s < 2; s++)
+    if (effects & kAcquires)
+      learned->join(seen[s]);
+    else
+      learned->unacquired[s] = seen[s].order;
+  if (scope == kGpuScope && before.clusters) {
+    if (effects & kAcquires)
+      learned->learn(before.clusters);
+    else
+      learned->pending = before.clusters;
+  }
+  warp->clock.acquire(1u << lane_number, learned, nullptr, 0);
+}
+
+/* An atomic operation of the running lane, which may be made after it. */
+static void atomic_access(void *p, size_t bytes, const char *what, int effects, Scope scope, Site site) {
+  if (shared_memory.holds(p)) {
+    REQUIRE(note_remote(shared_memory.rank(p), what, site));
+    REQUIRE(shared_memory.valid(p, bytes, bytes, what, site));
+    REQUIRE(shared_memory.write(p, bytes, now(), kAtomic, site));
+  } else {
+    if (!(effects & kWritesOnly)) REQUIRE(global_memory.touch(p, bytes, bytes, false, what, site, true));
+    // As an operation that writes: those that only read do not race with others.
+    if (effects & kReadsOnly)
+      REQUIRE(global_races.access(p, bytes, kAtomic, actor_of(now()), what, site, false));
+    else
+      REQUIRE(global_access(p, bytes, bytes, kAtomic, what, site, actor_of(now())));
+    if (!(effects & kWritesOnly)) tally.global_load_bytes += bytes;
+    if (!(effects & kReadsOnly)) tally.global_store_bytes += bytes;
+  }
+  Location &location = locations[p];
+  if (location.cluster != running_cluster) {
+    location.cluster = running_cluster;
+    location.blocks.clear(), location.in_cluster.clear();
+  }
+  Location before = location;
+  publish(location, effects, scope);
+  learn(before, effects, scope);
+}
+
+/* __threadfence and its kin. */
+extern "C" void executor_thread_fence(int scope) {
+  warp->clock.thread_fence(1u << lane_number, Scope(scope));
+}
 
 /* Before an atomic operation of a lane, which is then made at once. */
-extern "C" void executor_atomic(void *p, size_t bytes, const void *return_address) {
-  Site site = site_of(return_address);
-  if (shared_memory.holds(p)) {
-    REQUIRE(shared_memory.valid(p, bytes, bytes, "an atomic operation", site));
-    REQUIRE(shared_memory.write(p, bytes, now(), kAtomic, site));
-    return;
-  }
-  atomic_access(p, bytes, "an atomic operation", false, false, site);
-  tally.global_load_bytes += bytes;
-  tally.global_store_bytes += bytes;
+extern "C" void executor_atomic(void *p, size_t bytes, int scope, const void *return_address) {
+  atomic_access(p, bytes, "an atomic operation", 0, Scope(scope), site_of(return_address));
 }
 
 /* ---------------------------------------------------------------------- atom, red, ld, st of PTX */
@@ -69,29 +126,27 @@ static uint64_t combined(int operation, int kind, uint64_t old, uint64_t value, 
 
 /* Returns what was there before; `other`: the new value of a compare-and-swap. */
 extern "C" uint64_t executor_atom(ExecutorFunction &function, int operation, int kind, int space,
-                                  uint64_t address, uint64_t value, uint64_t other, bool acquires,
-                                  bool releases) {
+                                  uint64_t address, uint64_t value, uint64_t other, int order, int scope) {
   Site site = CALLER;
   count(function);
   size_t bytes = kind == executor::kUnsigned64 || kind == executor::kSigned64 ? 8 : 4;
   unsigned char *p = pointer_to(space, address);
-  if (in_shared(space, p)) {
-    REQUIRE(note_remote(shared_memory.rank(p), function.name, site));
-    REQUIRE(shared_memory.valid(p, bytes, bytes, function.name, site));
-    REQUIRE(shared_memory.write(p, bytes, now(), kAtomic, site));
-  } else {
-    atomic_access(p, bytes, function.name, acquires, releases, site);
-    tally.global_load_bytes += bytes;
-    tally.global_store_bytes += bytes;
+  if (in_shared(space, p) != shared_memory.holds(p)) {
+    set_fault("%s at {at:%u}: the address is not one of its space", function.name, site);
+    abandon();
   }
+  int effects = order;
+  if (operation == executor::kLoadOnly) effects |= kReadsOnly;
+  if (operation == executor::kStoreOnly) effects |= kWritesOnly;
+  atomic_access(p, bytes, function.name, effects, Scope(scope), site);
   uint64_t old = 0;
   memcpy(&old, p, bytes);
   uint64_t made = combined(operation, kind, old, value, other);
-  memcpy(p, &made, bytes);
+  if (operation != executor::kLoadOnly) memcpy(p, &made, bytes);
   return old;
 }
 
-extern "C" void executor_fence(ExecutorFunction &function, bool gpu) {
+extern "C" void executor_fence(ExecutorFunction &function, int scope) {
   count(function);
-  if (gpu) warp->clock.thread_fence(1u << lane_number);
+  warp->clock.thread_fence(1u << lane_number, Scope(scope));
 }

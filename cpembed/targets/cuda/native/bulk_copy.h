@@ -5,6 +5,8 @@
    waits for them. */
 #pragma once
 
+#include "atomics.h"
+#include "elements.h"
 #include "tensor_map.h"
 
 /* --------------------------------------------------------------------------------------- loads */
@@ -39,7 +41,7 @@ static bool issue_load(const std::shared_ptr<const Box> &box, unsigned char *ima
   Actor actor = actor_of(now());
   for (const Landing::Range &range : landing.ranges)
     if (!shared_memory.write_by_proxy(range.to, range.bytes, actor, writer, what, site)) return false;
-  landing.copy = [box, image] {
+  landing.copy = [box, image](Stamp) {
     uint32_t rank = shared_memory.rank(image);
     size_t start = shared_memory.offset(image);
     for (const Chunk &chunk : box->chunks) {
@@ -87,19 +89,17 @@ extern "C" void executor_bulk_load_tensor(ExecutorFunction &function, uint32_t t
   const EncodedMap *encoded = map_at(map, function.name, site);
   REQUIRE(encoded != nullptr);
   std::shared_ptr<Box> box(new Box);
-  REQUIRE(make_box(*box, *encoded, coordinates, rank, offsets, false, function.name, site));
+  REQUIRE(make_box(*box, *encoded, coordinates, rank, offsets, kUnset, function.name, site));
   load_to(box, to, object, multicast, mask, 128, function.name, site);
 }
 
 /* Chunks of bytes that lie side by side. */
-static bool plain_box(Box &box, const void *global, uint32_t bytes, bool writes, const char *what, Site site) {
+static bool plain_box(Box &box, const void *global, uint32_t bytes, State state, const char *what, Site site) {
   if (bytes % 16) {
     set_fault("%s at {at:%u} of %u bytes: a multiple of 16", what, site, bytes);
     return false;
   }
-  if (bytes && !(global_memory.touch(global, bytes, 16, writes, what, site) &&
-                 bulk_access(global, bytes, writes, what, site)))
-    return false;
+  if (bytes && !bulk_access(global, bytes, 16, state, what, site)) return false;
   auto start = static_cast<unsigned char *>(const_cast<void *>(global));
   for (uint32_t at = 0; at < bytes; at += 16) box.chunks.push_back({at, 0, 16, start + at});
   box.bytes = bytes, box.global_bytes = bytes;
@@ -114,13 +114,91 @@ extern "C" void executor_bulk_load(ExecutorFunction &function, uint32_t to, cons
   Site site = CALLER;
   count(function);
   std::shared_ptr<Box> box(new Box);
-  REQUIRE(plain_box(*box, from, bytes, false, function.name, site));
+  REQUIRE(plain_box(*box, from, bytes, kUnset, function.name, site));
   load_to(box, to, object, multicast, mask, 16, function.name, site);
+}
+
+/* From the block's shared memory to that of another one of the cluster. The source is read until the other
+   block's barrier object is complete. */
+extern "C" void executor_bulk_copy_shared(ExecutorFunction &function, uint32_t to, uint32_t from, uint32_t bytes,
+                                          uint32_t object) {
+  Site site = CALLER;
+  count(function);
+  if (bytes % 16) {
+    set_fault("%s at {at:%u} of %u bytes: a multiple of 16", function.name, site, bytes);
+    abandon();
+  }
+  unsigned char *source = shared_pointer(from), *image = shared_pointer(to);
+  REQUIRE(shared_memory.valid(source, bytes, 16, function.name, site));
+  REQUIRE(shared_memory.valid(image, bytes, 16, function.name, site));
+  REQUIRE(note_remote(shared_memory.rank(image), function.name, site, true));
+  Barrier *b = barrier_for_copy(object, function.name, site);
+  REQUIRE(b != nullptr);
+  if (shared_memory.rank(b->place) != shared_memory.rank(image)) {
+    set_fault("%s at {at:%u}: its barrier object is in another block's shared memory than its destination",
+              function.name, site);
+    abandon();
+  }
+  Actor actor = actor_of(now());
+  Stamp stamp = make_stamp(b->agent, 0, uint32_t(b->phase + 1));
+  REQUIRE(shared_memory.read_by_proxy(source, bytes, actor, stamp, function.name, site));
+  REQUIRE(shared_memory.write_by_proxy(image, bytes, actor, stamp | kInFlight, function.name, site));
+  Landing landing;
+  landing.ranges = {{image, bytes}}, landing.bytes = bytes, landing.site = site;
+  landing.copy = [=](Stamp) { memcpy(image, source, bytes); };
+  b->landings.push_back(std::move(landing));
+  progress++;
+}
+
+extern "C" void executor_bulk_prefetch(ExecutorFunction &function, const void *from, uint32_t bytes) {
+  Site site = CALLER;
+  count(function);
+  REQUIRE(global_memory.aligned(from, 16, function.name, site));
+  if (bytes % 16 == 0) return;
+  set_fault("%s at {at:%u} of %u bytes: a multiple of 16", function.name, site, bytes);
+  abandon();
 }
 
 /* -------------------------------------------------------------------------------------- stores */
 
-static void issue_store(const Box &box, uint32_t from, size_t alignment, const char *what, Site site) {
+static State written_by(int operation) { return operation < 0 ? kWritten : kAtomic; }
+
+template <class T>
+static void reduce_bytes(const Reduction &reduction, unsigned char *to, const unsigned char *from, size_t bytes,
+                         int kind) {
+  for (size_t at = 0; at < bytes; at += sizeof(T)) {
+    T old, value;
+    memcpy(&old, to + at, sizeof old), memcpy(&value, from + at, sizeof value);
+    T made = T(combined(reduction.operation, kind, old, value, 0));
+    memcpy(to + at, &made, sizeof made);
+  }
+}
+
+template <class E>
+static void reduce_halves(const Reduction &reduction, unsigned char *to, const unsigned char *from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 2) {
+    uint16_t old, value;
+    memcpy(&old, to + at, 2), memcpy(&value, from + at, 2);
+    float x = E::load(old), y = E::load(value);
+    uint16_t made = E::store(reduction.operation == executor::kAdd   ? x + y
+                             : reduction.operation == executor::kMin ? fminf(x, y)
+                                                                     : fmaxf(x, y));
+    memcpy(to + at, &made, 2);
+  }
+}
+
+static void reduce(const Reduction &reduction, unsigned char *to, const unsigned char *from, size_t bytes) {
+  switch (reduction.kind) {
+    case executor::kFloat16: return reduce_halves<F16>(reduction, to, from, bytes);
+    case executor::kBfloat16: return reduce_halves<Bf16>(reduction, to, from, bytes);
+    case executor::kUnsigned64:
+    case executor::kSigned64: return reduce_bytes<uint64_t>(reduction, to, from, bytes, reduction.kind);
+    default: return reduce_bytes<uint32_t>(reduction, to, from, bytes, reduction.kind);
+  }
+}
+
+static void issue_store(const Box &box, uint32_t from, size_t alignment, Reduction reduction, const char *what,
+                        Site site) {
   unsigned char *image = shared_pointer(from);
   REQUIRE(shared_memory.valid(image, box.bytes, alignment, what, site));
   BulkStores &stores = lane->stores;
@@ -130,7 +208,7 @@ static void issue_store(const Box &box, uint32_t from, size_t alignment, const c
   for (const Landing::Range &range : image_ranges(box, image))
     REQUIRE(shared_memory.read_by_proxy(range.to, range.bytes, actor, reader, what, site));
   BulkStore store;
-  store.site = site;
+  store.site = site, store.reduction = reduction;
   size_t start = shared_memory.offset(image);
   for (const Chunk &chunk : box.chunks)
     if (chunk.bytes)
@@ -146,22 +224,23 @@ static void issue_store(const Box &box, uint32_t from, size_t alignment, const c
 
 extern "C" void executor_bulk_store_tensor(ExecutorFunction &function, const void *map,
                                            const int32_t *coordinates, int rank,
-                                           uint32_t from) {
+                                           uint32_t from, int operation, int kind) {
   Site site = CALLER;
   count(function);
   const EncodedMap *encoded = map_at(map, function.name, site);
   REQUIRE(encoded != nullptr);
   Box box;
-  REQUIRE(make_box(box, *encoded, coordinates, rank, nullptr, true, function.name, site));
-  issue_store(box, from, 128, function.name, site);
+  REQUIRE(make_box(box, *encoded, coordinates, rank, nullptr, written_by(operation), function.name, site));
+  issue_store(box, from, 128, {operation, kind}, function.name, site);
 }
 
-extern "C" void executor_bulk_store(ExecutorFunction &function, const void *to, uint32_t from, uint32_t bytes) {
+extern "C" void executor_bulk_store(ExecutorFunction &function, const void *to, uint32_t from, uint32_t bytes,
+                                    int operation, int kind) {
   Site site = CALLER;
   count(function);
   Box box;
-  REQUIRE(plain_box(box, to, bytes, true, function.name, site));
-  issue_store(box, from, 16, function.name, site);
+  REQUIRE(plain_box(box, to, bytes, written_by(operation), function.name, site));
+  issue_store(box, from, 16, {operation, kind}, function.name, site);
 }
 
 extern "C" void executor_bulk_commit(ExecutorFunction &function) {
@@ -178,7 +257,11 @@ extern "C" void executor_bulk_wait(ExecutorFunction &function, uint32_t pending,
   BulkStores &stores = lane->stores;
   for (; stores.groups.size() > pending; stores.groups.pop_front(), stores.read++)
     for (const BulkStore &store : stores.groups.front())
-      for (const BulkStore::Piece &piece : store.pieces) memcpy(piece.to, piece.from, piece.bytes);
+      for (const BulkStore::Piece &piece : store.pieces)
+        if (store.reduction.operation < 0)
+          memcpy(piece.to, piece.from, piece.bytes);
+        else
+          reduce(store.reduction, piece.to, piece.from, piece.bytes);
   if (stores.agent == 0) return;
   auto made = share();
   made->order.raise(stores.agent, stores.read);
@@ -208,6 +291,18 @@ static void end_stores(const Warp &w) {
 extern "C" void executor_fence_proxy_async(ExecutorFunction &function) {
   count(function);
   warp->clock.proxy_fence(1u << lane_number);
+}
+
+/* What others wrote to a tensor map in global memory is visible to the lane's copies, if it knows of it. */
+extern "C" void executor_fence_tensormap(ExecutorFunction &function, const void *map, bool acquires) {
+  Site site = CALLER;
+  count(function);
+  if (!acquires) {
+    warp->clock.thread_fence(1u << lane_number, kGpuScope);
+    return;
+  }
+  REQUIRE(global_access(map, 128, 128, kUnset, function.name, site, actor_of(now())));
+  lane->fenced_maps.insert(map);
 }
 
 extern "C" void executor_prefetch_tensormap(ExecutorFunction &function, const void *map) {

@@ -122,22 +122,35 @@ static inline void join_clusters(SharedClusters &mine, const SharedClusters &the
   mine = both;
 }
 
+/* Whom an atomic operation or a fence orders: threads of the block, of the cluster, or all. */
+enum Scope : int { kBlockScope, kClusterScope, kGpuScope };
+
 /* What a thread knows to have happened. */
 struct Knowledge {
   Clock order;
   Clock proxy;   // What the asynchronous proxy sees too of ordinary accesses: a proxy fence followed.
-  Clock fenced;  // What a relaxed atomic operation releases: a fence of the GPU followed.
+  Clock fenced[3];  // What a relaxed atomic operation releases, by scope: a fence followed.
+  Clock unacquired[2];  // What one has read of its block and cluster, which a fence acquires.
   SharedClusters clusters;  // Through locations of global memory.
-  SharedClusters pending;   // Of these what was read without acquiring it: a fence will.
+  SharedClusters pending;   // Of these what a fence acquires.
 
   void join(const Knowledge &other) {
     order.join(other.order);
     proxy.join(other.proxy);
-    fenced.join(other.fenced);
+    for (int scope = 0; scope < 3; scope++) fenced[scope].join(other.fenced[scope]);
+    for (int scope = 0; scope < 2; scope++) unacquired[scope].join(other.unacquired[scope]);
     join_clusters(clusters, other.clusters);
     join_clusters(pending, other.pending);
   }
   void clear() { *this = Knowledge{}; }
+
+  /* Clusters, of which the running one is known thread by thread. */
+  void learn(const SharedClusters &theirs) {
+    join_clusters(clusters, theirs);
+    if (!theirs) return;
+    auto mine = theirs->find(running_cluster);
+    if (mine != theirs->end()) order.join(mine->second);
+  }
 };
 
 /* std::make_shared has a variable that is unique in the process, which keeps a library from closing. */
@@ -214,14 +227,15 @@ struct WarpClock {
     });
   }
 
-  /* A fence of the GPU of one lane: later relaxed operations release what it knows, and it acquires what
-     earlier ones have read. */
-  void thread_fence(uint32_t lanes) {
+  /* A fence of some lanes: later relaxed operations release what they know, and they acquire what earlier
+     ones have read. */
+  void thread_fence(uint32_t lanes, Scope scope) {
     Knowledge all;
     release(lanes, all);
     auto made = share();
-    made->fenced = std::move(all.order);
-    made->clusters = all.pending;
+    for (int s = 0; s <= scope; s++) made->fenced[s] = all.order;
+    for (int s = 0; s <= std::min<int>(scope, kClusterScope); s++) made->order.join(all.unacquired[s]);
+    if (scope == kGpuScope) made->learn(all.pending);
     if (lanes == lanes_live)
       common.join(*made);
     else

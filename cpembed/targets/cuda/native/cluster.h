@@ -181,6 +181,14 @@ static void set_registers(Warp &w, uint32_t lanes) {
     return;
   }
   auto &mine = register_counts[component];
+  // Until the first change a lane has what the launch divides among all lanes, or less.
+  uint32_t most = mine.empty() ? 65536 / (warps_a_block * 32) / 8 * 8 : mine.back();
+  uint32_t least = mine.empty() ? 0 : mine.back();
+  if (r.number ? count < least : count > most) {
+    set_fault("setmaxnreg at {at:%u} %screases the registers of warp %d to %u, which has %s%u", r.site,
+              r.number ? "in" : "de", w.number, count, mine.empty() ? "at most " : "", most);
+    return;
+  }
   mine.push_back(count);
   uint32_t block = component / warps_a_block * warps_a_block;
   uint32_t first = component - uint32_t(w.number % 4), last = std::min(first + 4, block + warps_a_block);
@@ -197,11 +205,23 @@ static void set_registers(Warp &w, uint32_t lanes) {
   if (sum > 65536)
     set_fault("setmaxnreg at {at:%u}: the warps of the block ask for %u registers of 65536", r.site, sum);
 }
-extern "C" void executor_setmaxnreg(ExecutorFunction &function, uint32_t count) {
+extern "C" void executor_setmaxnreg(ExecutorFunction &function, uint32_t count, bool increases) {
   Request r{&function, set_registers, CALLER, ~0u};
-  r.value = count;
+  r.value = count, r.number = increases;
   collective(r);
 }
+
+/* --------------------------------------------------------------------- dependent launches */
+
+/* The kernel before is done, and what it wrote is there. */
+extern "C" void executor_wait_for_grid(ExecutorFunction &function) {
+  count(function);
+  if (previous_grid == 0) return;
+  auto learned = share();
+  learned->order.raise(previous_grid, 1);
+  warp->clock.acquire(1u << lane_number, learned, &previous_grid, 1);
+}
+extern "C" void executor_launch_dependents(ExecutorFunction &function) { count(function); }
 
 /* A block ends: each group of four warps has set its registers together. */
 static void check_registers(const Block &block) {

@@ -60,8 +60,8 @@ uint64_t executor_shuffle(int how, uint32_t mask, uint64_t value, int operand, i
                           const void *return_address);
 uint32_t executor_ballot(uint32_t mask, int predicate, const void *return_address);
 uint32_t executor_activemask();
-void executor_thread_fence();
-void executor_atomic(void *p, size_t bytes, const void *return_address);
+void executor_thread_fence(int scope);
+void executor_atomic(void *p, size_t bytes, int scope, const void *return_address);
 uint32_t executor_shared_address(const void *p);
 __attribute__((const)) void *executor_dynamic_shared();
 }
@@ -85,8 +85,8 @@ struct executor_dynamic_array {
 #include "small_floats.h"
 #include "vectors.h"
 #include "mathematics.h"
-#include "warp_intrinsics.h"
 #include "ptx.h"
+#include "warp_intrinsics.h"
 #include "ptx_sm90.h"
 #include "wmma.h"
 #include "kernel_entry.h"

@@ -1,4 +1,7 @@
-/* The arrays of a launch: their bounds, which of their bytes are touched, and which nobody wrote. */
+/* The arrays of a launch: their bounds, which of their bytes are touched, and which nobody wrote.
+
+   Who reads what is not noted at first, since most arrays are either read or written. A write of what has
+   been read in the launch ends it, and it is run again with the array's readers noted (global_races.h). */
 #pragma once
 
 #include <cstring>
@@ -13,15 +16,32 @@ class GlobalMemory {
 
   /* `initialised`: a bit for each byte that something has written, in `bytes / 64 + 2` words that
      outlive the launch; null if all of them are. */
-  void add(unsigned char *base, size_t bytes, int argument, uint64_t *initialised) {
+  void add(unsigned char *base, size_t bytes, int argument, uint64_t *initialised, bool tracked) {
     size_t words = bytes / 64 + 2;
-    buffers_.push_back({base, bytes, argument, initialised, std::vector<uint64_t>(words),
-                        std::vector<uint64_t>(words)});
+    buffers_.push_back({base, bytes, argument, initialised, tracked, std::vector<uint64_t>(words),
+                        std::vector<uint64_t>(words), {}});
   }
 
-  /* Whether bytes lie in an array, and are aligned; else a fault is set. */
-  bool touch(const void *p, size_t bytes, size_t alignment, bool writes, const char *what,
-             Site site) {
+  /* Of a launch that may begin before the kernel before it ends. */
+  void begin_dependent() {
+    for (Buffer &buffer : buffers_)
+      if (buffer.initialised)
+        buffer.before.assign(buffer.initialised, buffer.initialised + buffer.bytes / 64 + 2);
+  }
+
+  struct Buffer {
+    unsigned char *base;
+    size_t bytes;
+    int argument;
+    uint64_t *initialised;
+    bool tracked;
+    std::vector<uint64_t> read, written;  // A bit for each byte.
+    std::vector<uint64_t> before;         // Those that were written before a dependent launch.
+  };
+
+  /* The array of bytes that may be accessed, and are aligned; null with a fault. */
+  Buffer *touch(const void *p, size_t bytes, size_t alignment, bool writes, const char *what, Site site,
+                bool atomic = false) {
     auto address = static_cast<const unsigned char *>(p);
     Buffer *found = buffer_of(address);
     if (found == nullptr || address < found->base || address + bytes > found->base + found->bytes) {
@@ -31,28 +51,38 @@ class GlobalMemory {
         set_fault("%s at {at:%u} is out of bounds: bytes %td to %td of argument %d, which has %zu",
                   what, site, address - found->base,
                   address - found->base + ptrdiff_t(bytes) - 1, found->argument, found->bytes);
-      return false;
+      return nullptr;
     }
     if (reinterpret_cast<uintptr_t>(p) % alignment) {
       set_fault("%s at {at:%u} is misaligned: byte %td of argument %d, which has to be a multiple of %zu",
                 what, site, address - found->base, found->argument, alignment);
-      return false;
+      return nullptr;
     }
     size_t start = size_t(address - found->base);
-    mark((writes ? found->written : found->read).data(), start, bytes);
-    if (found->initialised == nullptr) return true;
+    if (!atomic || writes) mark((writes ? found->written : found->read).data(), start, bytes);
+    if (writes && !found->tracked && any(found->read.data(), start, bytes)) {
+      set_fault("{track:%d}", found->argument);
+      return nullptr;
+    }
+    if (found->initialised == nullptr) return found;
     if (writes) {
       mark(found->initialised, start, bytes);
-      return true;
+      return found;
     }
     for (size_t byte = start; byte < start + bytes; byte++)
       if (!(found->initialised[byte / 64] >> byte % 64 & 1)) {
         set_fault("uninitialised global memory: %s at {at:%u} reads bytes %zu to %zu of argument %d, of "
                   "which nobody has written byte %zu yet",
                   what, site, start, start + bytes - 1, found->argument, byte);
-        return false;
+        return nullptr;
       }
-    return true;
+    return found;
+  }
+
+  bool holds(const void *p, size_t bytes) {
+    auto address = static_cast<const unsigned char *>(p);
+    Buffer *found = buffer_of(address);
+    return found && address >= found->base && address + bytes <= found->base + found->bytes;
   }
 
   /* Whether an address is a multiple of `alignment`; else a fault is set. */
@@ -77,28 +107,35 @@ class GlobalMemory {
   static constexpr ptrdiff_t kNear = 1 << 16;
 
  private:
-  struct Buffer {
-    unsigned char *base;
-    size_t bytes;
-    int argument;
-    uint64_t *initialised;
-    std::vector<uint64_t> read, written;  // A bit for each byte.
-  };
-
   /* The array that holds an address, or else the nearest one that is near. */
   Buffer *buffer_of(const unsigned char *address) {
+    if (last_ < buffers_.size() && size_t(address - buffers_[last_].base) < buffers_[last_].bytes)
+      return &buffers_[last_];
     Buffer *near = nullptr;
     ptrdiff_t nearest = kNear;
     for (Buffer &buffer : buffers_) {
       ptrdiff_t before = buffer.base - address;
       ptrdiff_t after = address - (buffer.base + buffer.bytes) + 1;
       ptrdiff_t distance = std::max(before, after);
-      if (distance <= 0) return &buffer;
+      if (distance <= 0) {
+        last_ = size_t(&buffer - buffers_.data());
+        return &buffer;
+      }
       if (distance < nearest) nearest = distance, near = &buffer;
     }
     return near;
   }
 
+ public:
+  static bool any(const uint64_t *bits, size_t start, size_t count) {
+    for (; count > 64; start += 64, count -= 64)
+      if (any(bits, start, 64)) return true;
+    uint64_t mask = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+    if (bits[start / 64] & mask << start % 64) return true;
+    return start % 64 + count > 64 && bits[start / 64 + 1] & mask >> (64 - start % 64);
+  }
+
+ private:
   static void mark(uint64_t *bits, size_t start, size_t count) {
     for (; count > 64; start += 64, count -= 64) mark(bits, start, 64);
     uint64_t mask = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
@@ -107,4 +144,5 @@ class GlobalMemory {
   }
 
   std::vector<Buffer> buffers_;
+  size_t last_ = 0;  // That was accessed last.
 };

@@ -60,6 +60,45 @@ extern "C" ExecutorWords executor_load_matrices(ExecutorFunction &function, int 
   return made;
 }
 
+/* ---------------------------------------------------------------------------------- stmatrix */
+
+template <int count, bool transposed>
+static void store_matrices(Warp &w, uint32_t) {
+  for (int matrix = 0; matrix < count; matrix++) {
+    uint16_t element[8][8];
+    for (int l = 0; l < 32; l++) {
+      uint16_t pair[2];
+      memcpy(pair, static_cast<char *>(w.request(l).registers) + 4 * matrix, 4);
+      for (int i = 0; i < 2; i++) {
+        Position at = matrix_8x8(l, i);
+        (transposed ? element[at.column][at.row] : element[at.row][at.column]) = pair[i];
+      }
+    }
+    uint32_t words[32];
+    for (int row = 0; row < 8; row++) {
+      Request &r = w.request(matrix * 8 + row);
+      if (!shared_memory.valid(r.first, 16, 16, r.function->name, r.site) ||
+          !shared_memory.write(r.first, 16, now(kCollective), kWritten, r.site))
+        return;
+      memcpy(const_cast<void *>(r.first), element[row], 16);
+      for (int word = 0; word < 4; word++)
+        words[row * 4 + word] = uint32_t(shared_memory.offset(r.first) / 4) + uint32_t(word);
+    }
+    count_shared(serve(words, 32), true);
+  }
+}
+
+extern "C" void executor_store_matrices(ExecutorFunction &function, int space, uint64_t address,
+                                        ExecutorWords words, int count, bool transposed) {
+  Site site = CALLER;
+  REQUIRE(whole_warp(function.name, site));
+  static const ExecutorRun runs[] = {store_matrices<1, false>, store_matrices<2, false>,
+                                     store_matrices<4, false>, store_matrices<1, true>,
+                                     store_matrices<2, true>, store_matrices<4, true>};
+  Request r{&function, runs[count / 2 + 3 * transposed], site, ~0u, words.word, pointer_to(space, address)};
+  collective(r);
+}
+
 /* ---------------------------------------------------------------------------------- mma.sync */
 
 using Map = Position (*)(int, int);

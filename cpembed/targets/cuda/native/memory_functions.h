@@ -35,7 +35,7 @@ static inline bool in_shared(int space, const void *p) {
 /* ------------------------------------------------------------------------- loads and stores */
 
 extern "C" ExecutorWords executor_load(ExecutorFunction &function, int space, uint64_t address,
-                                       int bytes, bool valid) {
+                                       int bytes, bool valid, bool constant) {
   Site site = CALLER;
   size_t size = size_t(bytes);
   const unsigned char *p = pointer_to(space, address);
@@ -46,8 +46,7 @@ extern "C" ExecutorWords executor_load(ExecutorFunction &function, int space, ui
     REQUIRE(shared_memory.valid(p, size, size, function.name, site));
     REQUIRE(shared_memory.read(p, size, now(), site));
   } else if (valid) {
-    REQUIRE(global_memory.touch(p, size, size, false, function.name, site));
-    REQUIRE(global_races.access(p, size, kUnset, actor_of(now()), function.name, site));
+    REQUIRE(global_access(p, size, size, kUnset, function.name, site, actor_of(now()), constant));
   }
   if (valid) memcpy(made.word, p, size);
   note_access(site, shared ? kSharedLoad : kGlobalLoad, size, &function,
@@ -66,8 +65,7 @@ extern "C" void executor_store(ExecutorFunction &function, int space, uint64_t a
     REQUIRE(shared_memory.valid(p, size, size, function.name, site));
     REQUIRE(shared_memory.write(p, size, now(), kWritten, site));
   } else if (valid) {
-    REQUIRE(global_memory.touch(p, size, size, true, function.name, site));
-    REQUIRE(global_races.access(p, size, kWritten, actor_of(now()), function.name, site));
+    REQUIRE(global_access(p, size, size, kWritten, function.name, site, actor_of(now())));
   }
   if (valid) memcpy(p, words.word, size);
   note_access(site, shared ? kSharedStore : kGlobalStore, size, &function,
@@ -95,24 +93,39 @@ extern "C" void executor_copy_async(ExecutorFunction &function, uint64_t to, uin
     // The source is aligned to the size of the copy, however much of it is read.
     if (reads) {
       REQUIRE(global_memory.aligned(global, size, function.name, site));
-      REQUIRE(global_memory.touch(global, source_bytes, 1, false, function.name, site));
-      REQUIRE(global_races.access(global, source_bytes, kUnset, actor_of(now()), function.name, site));
+      REQUIRE(global_access(global, source_bytes, 1, kUnset, function.name, site, actor_of(now())));
     }
-    lane->open_group.push_back({shared, global, bytes, int(source_bytes)});
+    lane->copies.queue.push_back({shared, global, bytes, int(source_bytes)});
   }
   note_access(site, kCopy, size, &function, valid ? shared : nullptr, reads ? global : nullptr);
 }
 
+static void make_copy(Copy &copy, Stamp writer) {
+  memcpy(copy.to, copy.from, size_t(copy.source_bytes));
+  memset(copy.to + copy.source_bytes, 0, size_t(copy.bytes - copy.source_bytes));
+  shared_memory.set_writer(copy.to, size_t(copy.bytes), writer, 0);
+  copy.landed = true;
+}
+
 /* The groups of a lane except the last `pending` are done. */
 static void finish_copies(size_t pending) {
-  while (lane->groups.size() > pending) {
-    for (const Copy &copy : lane->groups.front()) {
-      memcpy(copy.to, copy.from, size_t(copy.source_bytes));
-      memset(copy.to + copy.source_bytes, 0, size_t(copy.bytes - copy.source_bytes));
-      shared_memory.land(copy.to, size_t(copy.bytes), now());
-    }
-    lane->groups.pop_front();
-  }
+  Copies &copies = lane->copies;
+  bool landed = false;
+  uint64_t end = copies.done;
+  for (; copies.groups() > pending; copies.first_end++) end = copies.ends[copies.first_end];
+  size_t count = size_t(end - copies.done);
+  for (size_t n = 0; n < count; n++)
+    if (copies.queue[n].landed)
+      landed = true;
+    else
+      make_copy(copies.queue[n], now() | kWritten);  // As if the lane wrote it now.
+  copies.queue.erase(copies.queue.begin(), copies.queue.begin() + ptrdiff_t(count));
+  copies.done = end;
+  if (copies.groups() == 0) copies.ends.clear(), copies.first_end = 0;
+  if (!landed) return;
+  auto learned = share();
+  learned->order = copies.landed;
+  warp->clock.acquire(1u << lane_number, learned, nullptr, 0);
 }
 
 /* A function of a lane without addresses, for which a warp's lanes come one after the other. */
@@ -124,8 +137,7 @@ static inline bool count_call(Function &function) {
 
 extern "C" void executor_copy_commit(ExecutorFunction &function) {
   if (count_call(function)) tally.cp_async_groups++;
-  lane->groups.push_back(std::move(lane->open_group));
-  lane->open_group.clear();
+  lane->copies.ends.push_back(lane->copies.issued());
 }
 
 extern "C" void executor_copy_wait(ExecutorFunction &function, int groups) {
@@ -135,7 +147,6 @@ extern "C" void executor_copy_wait(ExecutorFunction &function, int groups) {
 
 extern "C" void executor_copy_wait_all(ExecutorFunction &function) {
   count_call(function);
-  if (!lane->open_group.empty()) lane->groups.push_back(std::move(lane->open_group));
-  lane->open_group.clear();
+  lane->copies.ends.push_back(lane->copies.issued());
   finish_copies(0);
 }

@@ -1,6 +1,7 @@
 /* Plain loads and stores of the text, and atomic operations.
 
-   Accesses to a fiber's own stack are left out. */
+   Accesses to a fiber's own stack are left out. The text is compiled with -fsanitize-coverage=trace-pc too,
+   so that a lane that does not end is noticed. */
 #pragma once
 
 #include "plain_accesses.h"
@@ -30,10 +31,37 @@ static void plain_access(const void *p, size_t bytes, size_t alignment, bool wri
                      : shared_memory.read(start, piece, now(), site));
       note_access(site, writes ? kSharedStore : kSharedLoad, piece, nullptr, start, nullptr);
     } else {
-      REQUIRE(global_memory.touch(start, piece, done ? 1 : alignment, writes, what, site));
-      REQUIRE(global_races.access(start, piece, writes ? kWritten : kUnset, actor_of(now()), what, site));
+      REQUIRE(global_access(start, piece, done ? 1 : alignment, writes ? kWritten : kUnset, what, site,
+                            actor_of(now())));
       note_access(site, writes ? kGlobalStore : kGlobalLoad, piece, nullptr, nullptr, start);
     }
     done += piece;
   }
+}
+
+static uint64_t most_steps;
+
+extern "C" void __sanitizer_cov_trace_pc() {
+  if (__builtin_expect(lane == nullptr || ++lane->steps <= most_steps, 1)) return;
+  set_fault("%s does not end: it is at {at:%u} after %llu basic blocks", doer(now()).c_str(), CALLER,
+            (unsigned long long)most_steps);
+  abandon();
+}
+
+/* What the compiler says of an array and of an index (-fsanitize=bounds). */
+struct IndexedArray {
+  struct {
+    const char *file;
+    uint32_t line, column;
+  } place;
+  struct Type {
+    uint16_t kind, size;
+    char name[];
+  } const *array, *index;
+};
+
+extern "C" void __ubsan_handle_out_of_bounds(const IndexedArray *indexed, uintptr_t index) {
+  set_fault("index %lld of an array %s at {at:%u} is out of bounds", (long long)index, indexed->array->name,
+            CALLER);
+  abandon();
 }

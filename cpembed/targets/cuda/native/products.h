@@ -95,10 +95,21 @@ struct Product {
   std::vector<float> b_values;  // k rows of n.
 };
 
+/* Registers of a factor that a product in flight reads. */
+struct FactorRegisters {
+  std::vector<const uint32_t *> places;  // Of each lane, one after the other; null where unknown.
+  std::vector<uint32_t> values;
+  uint32_t group;
+  const ProductShape *shape;
+  Site site;
+};
+
 struct WarpProducts {
   bool fenced = false;
   uint32_t committed = 0, waited = 0, next = 0;  // Groups; number of the next product.
   std::vector<std::shared_ptr<Accumulator>> accumulators;
+  std::vector<FactorRegisters> factors;
+  std::vector<unsigned char> stacks[32];  // At the last fence, from the end of each lane's stack down.
   std::map<uint32_t *, std::vector<uint32_t>> results;  // What was last written, by the first register.
 };
 

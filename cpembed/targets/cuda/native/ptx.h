@@ -20,6 +20,9 @@ using ExecutorRun = void (*)(Warp &, uint32_t lanes);
 struct ExecutorWords {
   uint32_t word[4];
 };
+struct ExecutorPlaces {  // Of the variables that four registers were read from; null of others.
+  const void *place[4];
+};
 struct ExecutorFragment {
   uint32_t word[8];
 };
@@ -30,7 +33,7 @@ namespace executor {
 enum Space : int { kGeneric, kGlobal, kShared, kSharedCluster };
 
 enum Atomic : int { kAdd, kInc, kDec, kMin, kMax, kAnd, kOr, kXor, kExchange, kCas, kLoadOnly, kStoreOnly };
-enum AtomicKind : int { kUnsigned32, kSigned32, kUnsigned64, kSigned64, kFloat32 };
+enum AtomicKind : int { kUnsigned32, kSigned32, kUnsigned64, kSigned64, kFloat32, kFloat16, kBfloat16 };
 
 #define EXECUTOR_INLINE static inline __attribute__((always_inline))
 
@@ -66,6 +69,16 @@ EXECUTOR_INLINE T rubbish() {
   return made;
 }
 
+/* A variable of floats that nobody wrote is no number. */
+template <class T>
+EXECUTOR_INLINE bool unset(T &variable) {
+  constexpr uint32_t pattern = 0x7fe57fe5;
+  for (size_t at = 0; at < sizeof variable; at += sizeof pattern)
+    memcpy(reinterpret_cast<char *>(&variable) + at, &pattern,
+           sizeof variable - at < sizeof pattern ? sizeof variable - at : sizeof pattern);
+  return true;
+}
+
 template <class T>
 EXECUTOR_INLINE T element(const ExecutorWords &words, int number) {
   EXECUTOR_UNSET T made;
@@ -81,6 +94,12 @@ EXECUTOR_INLINE ExecutorWords words(V... values) {
   return made;
 }
 
+/* Where an operand lies that is an lvalue. */
+template <class Expression, class V>
+EXECUTOR_INLINE const void *place(V &variable) {
+  return std::is_lvalue_reference_v<Expression> ? &variable : nullptr;
+}
+
 #undef EXECUTOR_INLINE
 
 }  // namespace executor
@@ -91,7 +110,7 @@ __attribute__((const)) uint32_t executor_warp();
 uint64_t executor_address_in(int space, uint64_t generic);
 uint64_t executor_generic_address(int space, uint64_t address);
 
-ExecutorWords executor_load(ExecutorFunction &, int space, uint64_t address, int bytes, bool valid);
+ExecutorWords executor_load(ExecutorFunction &, int space, uint64_t address, int bytes, bool valid, bool constant);
 void executor_store(ExecutorFunction &, int space, uint64_t address, ExecutorWords, int bytes,
                     bool valid);
 void executor_copy_async(ExecutorFunction &, uint64_t shared, uint64_t global, int bytes,
@@ -101,11 +120,19 @@ void executor_copy_wait(ExecutorFunction &, int groups);
 void executor_copy_wait_all(ExecutorFunction &);
 
 uint64_t executor_atom(ExecutorFunction &, int operation, int kind, int space, uint64_t address,
-                       uint64_t value, uint64_t other, bool acquires, bool releases);
-void executor_fence(ExecutorFunction &, bool gpu);
+                       uint64_t value, uint64_t other, int order, int scope);
+void executor_fence(ExecutorFunction &, int scope);
+
+uint64_t executor_exchange(ExecutorFunction &, int direction, uint32_t mask, uint32_t value, uint32_t operand,
+                           uint32_t segments);
+uint32_t executor_vote(ExecutorFunction &, uint32_t mask, bool predicate);
+uint32_t executor_combine(ExecutorFunction &, int operation, int kind, uint32_t mask, uint32_t value);
+uint32_t executor_match(ExecutorFunction &, uint32_t mask, uint64_t value, bool all);
 
 ExecutorWords executor_load_matrices(ExecutorFunction &, int space, uint64_t address, int count,
                                      bool transposed);
+void executor_store_matrices(ExecutorFunction &, int space, uint64_t address, ExecutorWords, int count,
+                             bool transposed);
 ExecutorWords executor_multiply(ExecutorFunction &, ExecutorRun, ExecutorWords a, ExecutorWords b,
                                 ExecutorWords c);
 #define X(shape, K, sums, C, a, A, b, B) void executor_mma_##shape##_##sums##_##a##_##b(Warp &, uint32_t);

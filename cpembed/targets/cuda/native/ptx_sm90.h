@@ -13,12 +13,15 @@ uint32_t executor_mapa(ExecutorFunction &, uint32_t address, uint32_t rank);
 void executor_cluster_arrive(ExecutorFunction &, bool releases);
 void executor_cluster_wait(ExecutorFunction &);
 uint32_t executor_elect(ExecutorFunction &, uint32_t mask);
-void executor_setmaxnreg(ExecutorFunction &, uint32_t count);
+void executor_setmaxnreg(ExecutorFunction &, uint32_t count, bool increases);
 
 void executor_mbarrier_init(ExecutorFunction &, uint32_t address, uint32_t arrivals);
 void executor_mbarrier_inval(ExecutorFunction &, uint32_t address);
 uint64_t executor_mbarrier_arrive(ExecutorFunction &, uint32_t address, uint32_t arrivals, int64_t bytes,
-                                  bool releases);
+                                  bool releases, bool drops, bool completes);
+uint32_t executor_mbarrier_pending(ExecutorFunction &, uint64_t state);
+void executor_mbarrier_complete_tx(ExecutorFunction &, uint32_t address, uint32_t bytes);
+void executor_copy_arrive(ExecutorFunction &, uint32_t address, bool counted);
 void executor_mbarrier_expect_tx(ExecutorFunction &, uint32_t address, uint32_t bytes);
 bool executor_mbarrier_wait_parity(ExecutorFunction &, uint32_t address, uint32_t parity, bool acquires);
 bool executor_mbarrier_wait(ExecutorFunction &, uint32_t address, uint64_t state, bool acquires);
@@ -31,13 +34,19 @@ void executor_bulk_load_tensor(ExecutorFunction &, uint32_t to, const void *map,
 void executor_bulk_load(ExecutorFunction &, uint32_t to, const void *from, uint32_t bytes, uint32_t object,
                         bool multicast, uint32_t mask);
 void executor_bulk_store_tensor(ExecutorFunction &, const void *map, const int32_t *coordinates, int rank,
-                                uint32_t from);
-void executor_bulk_store(ExecutorFunction &, const void *to, uint32_t from, uint32_t bytes);
+                                uint32_t from, int operation, int kind);
+void executor_bulk_store(ExecutorFunction &, const void *to, uint32_t from, uint32_t bytes, int operation,
+                         int kind);
+void executor_bulk_copy_shared(ExecutorFunction &, uint32_t to, uint32_t from, uint32_t bytes, uint32_t object);
+void executor_bulk_prefetch(ExecutorFunction &, const void *from, uint32_t bytes);
+void executor_fence_tensormap(ExecutorFunction &, const void *map, bool acquires);
+void executor_wait_for_grid(ExecutorFunction &);
+void executor_launch_dependents(ExecutorFunction &);
 void executor_bulk_commit(ExecutorFunction &);
 void executor_bulk_wait(ExecutorFunction &, uint32_t pending, bool reads);
 void executor_prefetch_tensormap(ExecutorFunction &, const void *map);
 
-void executor_wgmma(ExecutorFunction &, ExecutorWords a_words, bool from_registers, uint64_t a, uint64_t b,
+void executor_wgmma(ExecutorFunction &, ExecutorWords a_words, ExecutorPlaces a_places, bool from_registers, uint64_t a, uint64_t b,
                     bool adds, int scale_a, int scale_b, int transposed_a, int transposed_b, int registers,
                     ...);
 void executor_wgmma_fence(ExecutorFunction &);

@@ -23,6 +23,7 @@ struct ExecutorBuffer {
   uint64_t bytes;
   int32_t argument;
   uint64_t *initialised;
+  bool tracked = true;  // Whether readers are noted.
 };
 
 struct ExecutorLaunch {
@@ -36,7 +37,10 @@ struct ExecutorLaunch {
   uint32_t shared_bytes;
   const uint32_t *clusters;  // Numbers of those that run; null: all of them.
   uint64_t cluster_count;
-  bool computes;  // Else products leave their sums as they are.
+  bool computes = true;  // Else products leave their sums as they are.
+  uint64_t steps = 1 << 24;  // Most basic blocks of a lane.
+  bool multiplies_registers;
+  bool dependent;  // May begin before the kernel before it ends.
 };
 }
 
@@ -102,8 +106,10 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
     made.stack = fiber_start(top, thread_body);
     made.stack_low = stacks.bottom(first_stack + l), made.stack_high = made.stack_low + Stacks::kBytes;
     made.index[0] = thread % x, made.index[1] = thread / x % y, made.index[2] = thread / x / y;
+    made.steps = 0;
     made.place = kRunning, made.request = nullptr, made.waiter = nullptr;
-    made.open_group.clear(), made.groups.clear();
+    made.copies.clear(), made.fenced_maps.clear();
+    made.retry = {};
     // Not a new object: its queue would be allocated for each thread of each block.
     made.stores.open.clear(), made.stores.groups.clear();
     made.stores.committed = made.stores.read = 0;
@@ -144,6 +150,7 @@ static void begin_cluster(const unsigned *first) {
       begin_lanes(w, number * 32, rank * threads + number * 32, lanes);
     }
   }
+  previous_grid = launched.dependent ? make_agent("the kernel before") : 0;
   begin_cluster_barrier();
   begin_remote_accesses();
   begin_warp_groups();
@@ -309,19 +316,23 @@ static void run_cluster(const unsigned *first) {
 extern "C" __attribute__((visibility("default"))) const char *executor_run(
     const ExecutorLaunch *launch) {
   launched = *launch;
-  computes = launched.computes;
+  multiplies_registers = launched.multiplies_registers;
+  computes = launched.computes, most_steps = launched.steps;
   faulted = false;
+  order_of_lanes = launched.order;
   backwards = elects_last = launched.order == 1;
   random_state = launched.seed;
   tally = Tally{};
   forget_calls();
   global_memory.begin();
   global_races.begin();
-  global_releases.clear();
+  locations.clear();
   running_cluster = 0;
   for (int i = 0; i < launched.buffer_count; i++)
     global_memory.add(launched.buffers[i].base, launched.buffers[i].bytes,
-                      launched.buffers[i].argument, launched.buffers[i].initialised);
+                      launched.buffers[i].argument, launched.buffers[i].initialised,
+                      launched.buffers[i].tracked);
+  if (launched.dependent) global_memory.begin_dependent();
   unsigned clusters[3];
   for (int d = 0; d < 3; d++) clusters[d] = launched.grid[d] / launched.cluster[d];
   size_t count = launched.clusters ? launched.cluster_count : size_t(clusters[0]) * clusters[1] * clusters[2];

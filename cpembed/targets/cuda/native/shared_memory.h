@@ -142,9 +142,6 @@ class SharedMemory {
     return true;
   }
 
-  /* What cp.async wrote is there: as if the thread wrote it now. */
-  void land(const void *p, size_t bytes, Stamp now) { set_writer(p, bytes, now | kWritten, 0); }
-
   /* Bytes begin or end to be a barrier object, or are unset again. */
   void set_writer(const void *p, size_t bytes, Stamp writer, Site site) {
     Cells &cells = cells_[rank(p)];

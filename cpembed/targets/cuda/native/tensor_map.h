@@ -38,8 +38,22 @@ static inline size_t swizzled(size_t offset, uint32_t mask) {
   return offset ^ ((offset >> 7 & mask) << 4);
 }
 
+/* A map is a parameter of the kernel, or lies in global memory: one that the launch has written there needs a
+   fence (fence.proxy.tensormap) before its use. */
 static const EncodedMap *map_at(const void *p, const char *what, Site site) {
   auto map = static_cast<const EncodedMap *>(p);
+  auto address = static_cast<const char *>(p);
+  bool is_parameter = address >= lane->stack_low && address < lane->stack_high - sizeof *map;
+  if (!is_parameter && !(global_memory.holds(p, sizeof *map))) {
+    set_fault("%s at {at:%u}: the address is that of no tensor map", what, site);
+    return nullptr;
+  }
+  if (!is_parameter && !global_access(p, sizeof *map, 64, kUnset, what, site, actor_of(now()))) return nullptr;
+  if (!is_parameter && global_races.written(p) && !lane->fenced_maps.count(p)) {
+    set_fault("missing fence.proxy.tensormap: %s at {at:%u} reads a tensor map that was written in this launch",
+              what, site);
+    return nullptr;
+  }
   if (reinterpret_cast<uintptr_t>(p) % 64) {
     set_fault("%s at {at:%u}: a tensor map lies at a multiple of 64 bytes", what, site);
     return nullptr;
@@ -51,18 +65,19 @@ static const EncodedMap *map_at(const void *p, const char *what, Site site) {
 
 /* The asynchronous proxy reads or writes global memory for a lane. What it writes is there for others
    when the lane has waited for its stores, not only for their sources. */
-static bool bulk_access(const void *p, size_t bytes, bool writes, const char *what, Site site) {
+static bool bulk_access(const void *p, size_t bytes, size_t alignment, State state, const char *what, Site site) {
   Actor actor = actor_of(now());
-  if (!writes) return global_races.access(p, bytes, kUnset, actor, what, site);
+  if (state == kUnset) return global_access(p, bytes, alignment, state, what, site, actor);
+  if (state == kAtomic && !global_memory.touch(p, bytes, alignment, false, what, site, true)) return false;
   BulkStores &stores = lane->stores;
   if (stores.writes_agent == 0) stores.writes_agent = make_agent("a bulk store of " + doer(now()));
   Actor store{actor.clock, actor.lane, make_stamp(stores.writes_agent, 0, stores.committed + 1)};
-  return global_races.access(p, bytes, kWritten, store, what, site);
+  return global_access(p, bytes, alignment, state, what, site, store);
 }
 
 /* One row of an image: elements from `first` on in the innermost dimension. */
 static bool add_row(Box &box, const EncodedMap &map, bool inside, unsigned char *row, int64_t first,
-                    uint32_t elements, bool writes, const char *what, Site site) {
+                    uint32_t elements, State state, const char *what, Site site) {
   int64_t size = map.element_bytes, begin = std::max<int64_t>(first, 0),
           end = std::min<int64_t>(first + elements, map.dims[0]);
   if (!inside || end <= begin) begin = end = first;
@@ -70,8 +85,7 @@ static bool add_row(Box &box, const EncodedMap &map, bool inside, unsigned char 
   if (end > begin) {
     uint64_t address = reinterpret_cast<uint64_t>(row) + uint64_t(begin * size);
     uint64_t length = uint64_t((end - begin) * size);
-    if (!global_memory.touch(reinterpret_cast<void *>(address), length, 1, writes, what, site)) return false;
-    if (!bulk_access(reinterpret_cast<void *>(address), length, writes, what, site)) return false;
+    if (!bulk_access(reinterpret_cast<void *>(address), length, 1, state, what, site)) return false;
     box.global_bytes += length;
     box.sectors += (address + length - 1) / 32 - address / 32 + 1;
   }
@@ -86,7 +100,7 @@ static bool add_row(Box &box, const EncodedMap &map, bool inside, unsigned char 
 }
 
 /* A tile: coordinates may lie outside of the array. */
-static bool tiled_box(Box &box, const EncodedMap &map, const int32_t *coordinates, bool writes,
+static bool tiled_box(Box &box, const EncodedMap &map, const int32_t *coordinates, State state,
                       const char *what, Site site) {
   uint32_t counts[5], index[5] = {};
   for (int d = 0; d < 5; d++)
@@ -102,7 +116,7 @@ static bool tiled_box(Box &box, const EncodedMap &map, const int32_t *coordinate
       offset += c * int64_t(map.strides[d - 1]);
     }
     auto row = reinterpret_cast<unsigned char *>(map.address) + offset;
-    if (!add_row(box, map, inside, row, coordinates[0], map.box[0], writes, what, site)) return false;
+    if (!add_row(box, map, inside, row, coordinates[0], map.box[0], state, what, site)) return false;
     int d = 1;
     while (d < 5 && ++index[d] == counts[d]) index[d++] = 0;
     if (d == 5) return true;
@@ -125,7 +139,7 @@ static bool im2col_box(Box &box, const EncodedMap &map, const int32_t *coordinat
       offset += c * int64_t(map.strides[d - 1]);
     }
     auto row = reinterpret_cast<unsigned char *>(map.address) + offset;
-    if (!add_row(box, map, inside, row, coordinates[0], map.channels, false, what, site)) return false;
+    if (!add_row(box, map, inside, row, coordinates[0], map.channels, kUnset, what, site)) return false;
     int d = 1;
     for (; d <= spatial; d++) {
       base[d] += map.element_strides[d];
@@ -139,7 +153,7 @@ static bool im2col_box(Box &box, const EncodedMap &map, const int32_t *coordinat
 
 /* `offsets`: of an im2col load, else null. */
 static bool make_box(Box &box, const EncodedMap &map, const int32_t *coordinates, int rank,
-                     const uint16_t *offsets, bool writes, const char *what, Site site) {
+                     const uint16_t *offsets, State state, const char *what, Site site) {
   if (rank != map.rank || (map.mode == 1) != (offsets != nullptr)) {
     set_fault("%s at {at:%u} has %d coordinates%s, and its tensor map is one of rank %d%s", what, site, rank,
               offsets ? " and offsets" : "", map.rank, map.mode ? " in im2col mode" : "");
@@ -148,5 +162,5 @@ static bool make_box(Box &box, const EncodedMap &map, const int32_t *coordinates
   static const uint32_t masks[] = {0, 1, 3, 7};
   box.swizzle = masks[map.swizzle & 3];
   return offsets ? im2col_box(box, map, coordinates, offsets, what, site)
-                 : tiled_box(box, map, coordinates, writes, what, site);
+                 : tiled_box(box, map, coordinates, state, what, site);
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,23 @@ struct Copy {
   unsigned char *to;
   const unsigned char *from;
   int bytes, source_bytes;  // Beyond those of the source are zeros.
+  bool landed = false;      // A barrier object that the copies arrive at was waited for.
+};
+
+/* Copies of cp.async of a lane that are in flight, in their groups. */
+struct Copies {
+  std::vector<Copy> queue;
+  std::vector<uint64_t> ends;  // Of the committed groups that are not waited for, as numbers of copies.
+  size_t first_end = 0;
+  uint64_t done = 0;           // Copies before those of the queue.
+  Clock landed;                // Of barrier objects that copies have arrived at.
+
+  uint64_t issued() const { return done + queue.size(); }
+  size_t groups() const { return ends.size() - first_end; }
+  void clear() {
+    queue.clear(), ends.clear(), landed.clear();
+    first_end = 0, done = 0;
+  }
 };
 
 enum Place : uint8_t { kRunning, kInCollective, kAtBarrier, kBlocked, kEnded };
@@ -57,6 +75,17 @@ struct Waiter {
   bool failed = false;
 };
 
+/* A wait that returned before it was over, as it may once: the next one of the lane waits. */
+struct Retry {
+  const void *object = nullptr;
+  uint64_t number = 0;
+};
+
+/* An operation of a bulk store, and the type of its elements; -1: none. */
+struct Reduction {
+  int operation, kind;
+};
+
 /* A bulk store that a lane has issued: its copies are made when they are waited for. */
 struct BulkStore {
   struct Piece {
@@ -66,6 +95,7 @@ struct BulkStore {
   };
   std::vector<Piece> pieces;
   Site site;
+  Reduction reduction = {-1, 0};
 };
 
 struct BulkStores {
@@ -80,11 +110,13 @@ struct Lane {
   const char *stack_low = nullptr, *stack_high = nullptr;
   unsigned index[3] = {};
   Place place = kRunning;
+  uint64_t steps = 0;  // Basic blocks that it has entered.
   Request *request = nullptr;
   BarrierCall barrier = {};
   Waiter *waiter = nullptr;
-  std::vector<Copy> open_group;
-  std::deque<std::vector<Copy>> groups;
+  Retry retry;
+  Copies copies;
+  std::set<const void *> fenced_maps;  // Tensor maps of which it may use what was written.
   BulkStores stores;
 };
 
@@ -124,7 +156,23 @@ static Lane *lane;
 static int lane_number;
 static bool backwards;      // The order of lanes.
 static void *scheduler;     // Its stack.
+static int order_of_lanes;  // 0 forward, 1 backward, 2 at random.
 static bool computes;       // Else products are counted, and not computed.
+
+/* The kernel before, of a launch that may begin while it runs (griddepcontrol): its agent, else 0. */
+static uint32_t previous_grid;
+
+/* What the kernel before has written may be accessed by those who know that it is done. */
+static bool after_previous_grid(const GlobalMemory::Buffer &buffer, const void *p, size_t bytes,
+                                const char *what, Site site) {
+  if (previous_grid == 0 || buffer.before.empty()) return true;
+  if (warp->clock.knows(make_stamp(previous_grid, 0, 1), lane_number)) return true;
+  size_t start = size_t(static_cast<const unsigned char *>(p) - buffer.base);
+  if (!GlobalMemory::any(buffer.before.data(), start, bytes)) return true;
+  set_fault("%s of %s at {at:%u} accesses what the kernel before has written: no griddepcontrol.wait is before "
+            "it", what, doer(make_stamp(warp->clock.component, lane_number, 0)).c_str(), site);
+  return false;
+}
 
 /* What has happened that may let a waiting lane go on. */
 static uint64_t progress;
@@ -133,6 +181,15 @@ static inline Stamp now(int as_lane) {
   return make_stamp(warp->clock.component, as_lane, warp->clock.time);
 }
 static inline Stamp now() { return now(lane_number); }
+
+/* Whether the running lane, or `actor` for it, may access bytes of global memory; else a fault is set. */
+static inline bool global_access(const void *p, size_t bytes, size_t alignment, State state, const char *what,
+                                 Site site, const Actor &actor, bool constant = false) {
+  GlobalMemory::Buffer *buffer =
+      global_memory.touch(p, bytes, alignment, state != kUnset, what, site, state == kAtomic);
+  return buffer && after_previous_grid(*buffer, p, bytes, what, site) &&
+         global_races.access(p, bytes, state, actor, what, site, buffer->tracked, constant);
+}
 
 static inline int next_ready(const Warp &w) {
   return backwards ? 31 - __builtin_clz(w.ready) : __builtin_ctz(w.ready);

@@ -1,7 +1,7 @@
 /* Barriers, exchanges between lanes, votes, and where a thread is. */
 #pragma once
 
-#include "memory_functions.h"
+#include "atomics.h"
 #include "plain.h"
 #include "warp.h"
 
@@ -88,7 +88,10 @@ extern "C" void executor_syncwarp(uint32_t mask) {
 
 /* -------------------------------------------------------------------- exchanges and votes */
 
-/* Each lane gets the value of the lane that it names; of one that is not there, its own. */
+/* Of a lane that does not take part: no number in any type of floats. */
+constexpr uint64_t kRubbish = 0x7ffb'adba'7ffb'adba;
+
+/* Each lane gets the value of the lane that it names. */
 static void exchange(Warp &w, uint32_t lanes) {
   uint64_t values[32];
   for (uint32_t rest = lanes; rest; rest &= rest - 1) {
@@ -97,7 +100,7 @@ static void exchange(Warp &w, uint32_t lanes) {
   }
   for (uint32_t rest = lanes; rest; rest &= rest - 1) {
     Request &r = w.request(__builtin_ctz(rest));
-    if (lanes >> r.number & 1) r.value = values[r.number];
+    r.value = lanes >> r.number & 1 ? values[r.number] : kRubbish;
   }
 }
 
@@ -136,6 +139,72 @@ static void ballot(Warp &w, uint32_t lanes) {
 extern "C" uint32_t executor_ballot(uint32_t mask, int predicate, const void *return_address) {
   Request r{&f_ballot, ballot, site_of(return_address), mask};
   r.value = uint64_t(predicate != 0);
+  collective(r);
+  return uint32_t(r.value);
+}
+
+/* --------------------------------------------------------- shfl, vote, redux and match of PTX */
+
+/* `direction`: 0 a lane by number, 1 up, 2 down, 3 exclusive or. `segments`: the operand c, with a bound and the
+   bits of lanes that stay. Returns the value, and whether the lane is one of its segment in bit 32. */
+extern "C" uint64_t executor_exchange(ExecutorFunction &function, int direction, uint32_t mask, uint32_t value,
+                                      uint32_t operand, uint32_t segments) {
+  int by = int(operand & 31), bound = int(segments & 31), stays = int(segments >> 8 & 31);
+  int first = lane_number & stays, last = first | (bound & ~stays), from = lane_number;
+  switch (direction) {
+    case 0: from = first | (by & ~stays); break;
+    case 1: from = lane_number - by; break;
+    case 2: from = lane_number + by; break;
+    case 3: from = lane_number ^ by; break;
+  }
+  bool within = direction == 1 ? from >= last : from <= last;
+  Request r{&function, exchange, CALLER, mask};
+  r.value = value, r.number = within ? from & 31 : lane_number;
+  collective(r);
+  return uint32_t(r.value) | uint64_t(within) << 32;
+}
+
+extern "C" uint32_t executor_vote(ExecutorFunction &function, uint32_t mask, bool predicate) {
+  Request r{&function, ballot, CALLER, mask};
+  r.value = predicate;
+  collective(r);
+  return uint32_t(r.value);
+}
+
+static void combine_lanes(Warp &w, uint32_t lanes) {
+  const Request &first = w.request(__builtin_ctz(lanes));
+  uint64_t made = first.value;
+  for (uint32_t rest = lanes & (lanes - 1); rest; rest &= rest - 1)
+    made = combined(int(first.number & 255), int(first.number >> 8), made,
+                    w.request(__builtin_ctz(rest)).value, 0);
+  for (uint32_t rest = lanes; rest; rest &= rest - 1) w.request(__builtin_ctz(rest)).value = made;
+}
+
+extern "C" uint32_t executor_combine(ExecutorFunction &function, int operation, int kind, uint32_t mask,
+                                     uint32_t value) {
+  Request r{&function, combine_lanes, CALLER, mask};
+  r.value = value, r.number = operation | kind << 8;
+  collective(r);
+  return uint32_t(r.value);
+}
+
+static void match_lanes(Warp &w, uint32_t lanes) {
+  uint64_t values[32];
+  for (uint32_t rest = lanes; rest; rest &= rest - 1)
+    values[__builtin_ctz(rest)] = w.request(__builtin_ctz(rest)).value;
+  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    Request &r = w.request(__builtin_ctz(rest));
+    uint32_t same = 0;
+    for (uint32_t others = lanes; others; others &= others - 1)
+      if (values[__builtin_ctz(others)] == values[__builtin_ctz(rest)]) same |= others & -others;
+    r.value = r.number && same != lanes ? 0 : same;
+  }
+}
+
+/* The lanes with the same value; of `all`, none unless all have it. */
+extern "C" uint32_t executor_match(ExecutorFunction &function, uint32_t mask, uint64_t value, bool all) {
+  Request r{&function, match_lanes, CALLER, mask};
+  r.value = value, r.number = all;
   collective(r);
   return uint32_t(r.value);
 }

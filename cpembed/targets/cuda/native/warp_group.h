@@ -13,6 +13,7 @@ struct ProductCall {
   const ProductShape *shape;
   void *const *d;
   const uint32_t *a_registers;
+  const void *const *a_places;
   uint64_t a, b;
   bool adds;
   int scale_a, scale_b, transposed_a, transposed_b;
@@ -95,6 +96,55 @@ static std::shared_ptr<Accumulator> accumulator_of(Warp &w, WarpProducts &mine, 
   return acc;
 }
 
+/* Whether a variable still is on its lane's stack: above what the lane, which runs or waits, uses. */
+static bool on_stack(const Lane &its, int number, const void *variable) {
+  auto p = static_cast<const char *>(variable);
+  auto low = number == lane_number ? static_cast<const char *>(__builtin_frame_address(0))
+                                   : static_cast<const char *>(its.stack);
+  return p >= low && p < its.stack_high;
+}
+
+/* Registers of A that a product reads while it is in flight: nothing may have written them since the last
+   fence, which is known of variables that were on the stack then. */
+static bool note_factors(Warp &w, WarpProducts &mine, uint32_t group, Site site) {
+  FactorRegisters made{{}, {}, group, call_of(w, 0).shape, site};
+  for (int l = 0; l < 32; l++)
+    for (int r = 0; r < 4; r++) {
+      auto place = static_cast<const uint32_t *>(call_of(w, l).a_places[r]);
+      if (place && !on_stack(w.lanes[l], l, place)) place = nullptr;
+      made.places.push_back(place);
+      made.values.push_back(call_of(w, l).a_registers[r]);
+      auto end = reinterpret_cast<const char *>(place) + 4;
+      size_t above = place ? size_t(w.lanes[l].stack_high - reinterpret_cast<const char *>(place)) : 0;
+      if (place == nullptr || end > w.lanes[l].stack_high || above > mine.stacks[l].size()) continue;
+      if (memcmp(mine.stacks[l].data() + mine.stacks[l].size() - above, &made.values.back(), 4) == 0) continue;
+      set_fault("missing wgmma.fence: warp %d issues %s at {at:%u} and has written registers of A since the "
+                "last one", w.number, made.shape->name, site);
+      return false;
+    }
+  mine.factors.push_back(std::move(made));
+  return true;
+}
+
+/* The registers of A that products up to a group read are what they were. */
+static bool check_factors(Warp &w, WarpProducts &mine, uint32_t last, Site site) {
+  size_t kept = 0;
+  for (size_t n = 0; n < mine.factors.size(); n++) {
+    FactorRegisters &factors = mine.factors[n];
+    for (size_t r = 0; r < factors.places.size() && factors.group <= last; r++) {
+      const uint32_t *place = factors.places[r];
+      if (place == nullptr || !on_stack(w.lanes[r / 4], int(r / 4), place) || *place == factors.values[r])
+        continue;
+      set_fault("wgmma.wait_group at {at:%u}: warp %d has written registers of A that %s, issued at {at:%u}, "
+                "reads while it is in flight", site, w.number, factors.shape->name, factors.site);
+      return false;
+    }
+    if (factors.group > last) std::swap(mine.factors[kept++], factors);
+  }
+  mine.factors.resize(kept);
+  return true;
+}
+
 static void issue_product(Warp &w, uint32_t lanes) {
   Request &request = w.request(0);
   const ProductCall &call = call_of(w, 0);
@@ -127,8 +177,8 @@ static void issue_product(Warp &w, uint32_t lanes) {
     group.products.push_back(std::move(made));
   }
   Product &product = group.products[number];
-  ProductCall first{product.shape, nullptr, product.from_registers ? call.a_registers : nullptr, product.a,
-                    product.b, product.adds, int(product.scale[0]), int(product.scale[1]),
+  ProductCall first{product.shape, nullptr, product.from_registers ? call.a_registers : nullptr, nullptr,
+                    product.a, product.b, product.adds, int(product.scale[0]), int(product.scale[1]),
                     product.transposed[0], product.transposed[1]};
   if (product.from_registers != (call.a_registers != nullptr) || !same_call(first, call) ||
       product.group != mine.committed + 1) {
@@ -157,6 +207,7 @@ static void issue_product(Warp &w, uint32_t lanes) {
   }
   product.accumulators[position] = accumulator_of(w, mine, call, product.group, site);
   if (faulted) return;
+  if (product.from_registers && !note_factors(w, mine, product.group, site)) return;
   if (product.from_registers)
     for (int l = 0; l < 32; l++)
       product.a_registers[position].insert(product.a_registers[position].end(), call_of(w, l).a_registers,
@@ -168,9 +219,9 @@ static void issue_product(Warp &w, uint32_t lanes) {
 
 /* The addresses of the `registers` of sums follow, which are pushed on the stack: an array of them
    would be instrumented. */
-extern "C" void executor_wgmma(ExecutorFunction &function, ExecutorWords a_words, bool from_registers,
-                               uint64_t a, uint64_t b, bool adds, int scale_a, int scale_b, int transposed_a,
-                               int transposed_b, int registers, ...) {
+extern "C" void executor_wgmma(ExecutorFunction &function, ExecutorWords a_words, ExecutorPlaces a_places,
+                               bool from_registers, uint64_t a, uint64_t b, bool adds, int scale_a, int scale_b,
+                               int transposed_a, int transposed_b, int registers, ...) {
   Site site = CALLER;
   const ProductShape &its = product_shape(function);
   if (warp->live != ~0u) {
@@ -182,8 +233,8 @@ extern "C" void executor_wgmma(ExecutorFunction &function, ExecutorWords a_words
   va_start(pointers, registers);
   for (int n = 0; n < registers && n < 128; n++) d[n] = va_arg(pointers, void *);
   va_end(pointers);
-  ProductCall call{&its, d, from_registers ? a_words.word : nullptr, a, b, adds, scale_a, scale_b,
-                   transposed_a, transposed_b};
+  ProductCall call{&its, d, from_registers ? a_words.word : nullptr, a_places.place, a, b, adds, scale_a,
+                   scale_b, transposed_a, transposed_b};
   Request r{&function, issue_product, site, ~0u};
   r.first = &call;
   collective(r);
@@ -191,7 +242,19 @@ extern "C" void executor_wgmma(ExecutorFunction &function, ExecutorWords a_words
 
 /* ------------------------------------------------------------------------ fence, commit, wait */
 
-static void fence_products(Warp &w, uint32_t) { group_of(w).warps[w.number % 4].fenced = true; }
+static bool multiplies_registers;  // Whether the text has products of factors in registers.
+
+static void fence_products(Warp &w, uint32_t) {
+  WarpProducts &mine = group_of(w).warps[w.number % 4];
+  mine.fenced = true;
+  if (!multiplies_registers) return;
+  for (int l = 0; l < 32; l++) {
+    const Lane &its = w.lanes[l];
+    auto low = l == lane_number ? static_cast<const char *>(__builtin_frame_address(0))
+                                : static_cast<const char *>(its.stack);
+    mine.stacks[l].assign(low, its.stack_high);
+  }
+}
 extern "C" void executor_wgmma_fence(ExecutorFunction &function) {
   Request r{&function, fence_products, CALLER, ~0u};
   collective(r);
@@ -221,15 +284,14 @@ static std::string products_text(const Waiter &waiter) {
 /* Whether the variables of the sums still are on their lanes' stacks. */
 static bool variables_live(Warp &w, const Accumulator &acc) {
   size_t each = size_t(acc.shape->registers());
-  for (int l = 0; l < 32; l++) {
-    const Lane &its = w.lanes[l];
-    auto low = l == lane_number ? static_cast<const char *>(__builtin_frame_address(0))
-                                : static_cast<const char *>(its.stack);
+  for (int l = 0; l < 32; l++)
     for (size_t r = 0; r < each; r++) {
-      auto p = reinterpret_cast<const char *>(acc.registers[size_t(l) * each + r]);
-      if (p >= its.stack_low && p < low) return false;
+      const uint32_t *p = acc.registers[size_t(l) * each + r];
+      const Lane &its = w.lanes[l];
+      bool anywhere = reinterpret_cast<const char *>(p) >= its.stack_low &&
+                      reinterpret_cast<const char *>(p) < its.stack_high;
+      if (anywhere && !on_stack(its, l, p)) return false;
     }
-  }
   return true;
 }
 
@@ -238,6 +300,7 @@ static void retire_products(Warp &w, uint32_t last, Site site) {
   WarpGroup &group = group_of(w);
   int position = w.number % 4;
   WarpProducts &mine = group.warps[position];
+  if (!check_factors(w, mine, last, site)) return;
   // Of all four warps, since one of them may let others overwrite the operands now.
   for (Product &p : group.products)
     for (int each = 0; each < 4; each++)

@@ -96,9 +96,8 @@ static bool touch_lines(const Tile &tile, int element, bool writes) {
       if (!(writes ? shared_memory.write(start, size_t(bytes), stamp, kWritten, r.site)
                    : shared_memory.read(start, size_t(bytes), stamp, r.site)))
         return false;
-    } else if (!global_memory.touch(start, size_t(bytes), aligned, writes, name, r.site) ||
-               !global_races.access(start, size_t(bytes), writes ? kWritten : kUnset,
-                                    actor_of(now(kCollective)), name, r.site)) {
+    } else if (!global_access(start, size_t(bytes), aligned, writes ? kWritten : kUnset, name, r.site,
+                              actor_of(now(kCollective)))) {
       return false;
     }
   }

@@ -18,7 +18,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer, size_bytes
 from cpembed.targets.base import Target
 from cpembed.targets.cuda import compiling
-from cpembed.targets.cuda.build import CudaText, Kernel, Parameter, Tensor
+from cpembed.targets.cuda.build import CudaText, Kernel, Parameter, Tensor, text_digest
 from cpembed.targets.cuda.cases import Case, cases_of
 from cpembed.targets.cuda.executor import Launch
 from cpembed.targets.cuda.pack import ceiling_text
@@ -55,7 +55,7 @@ def pack_programs(root: Path) -> None:
         if not (folder / "ceiling.json").is_file():
             folder.mkdir(parents=True, exist_ok=True)
             kernel = _ceiling(target)
-            save_kernels(kernel, folder, {}, _packed_architectures(kernel.text))
+            save_kernels(kernel, folder, {}, _compiled(kernel.text))
 
 
 def _ceiling(target: str) -> SavedKernel:
@@ -141,13 +141,20 @@ def _layer(
     for number, selected in enumerate(selection, start=1):
         artifact = target.build(selected.lowered, selected.schedule)
         # Of equal texts there is one, with the roles of all.
-        key = artifact.text.source + repr(artifact.text.kernels)
+        key = text_digest(artifact.text)
         if key in variants:
             variants[key]["also"] += selected.roles
             continue
         name = f"kernel{number}"
         save_variant(saved(artifact, name, cases), folder / name, samples)
         variants[key] = _variant(selected, getattr(artifact.plan, "registers", None), name)
+        variants[key]["program"] = {
+            "embedding": selected.ranked.candidate.embedding.to_json(),
+            "rank": selected.ranked.rank,
+            "constraints": selected.ranked.constraints,
+            "schedule": target.schedule_json(selected.schedule),
+            "text": key,
+        }
     stored = layer.workload.output.dtype if layer.epilogue is None else layer.epilogue.dtype
     return {
         "request": dict(layer.request),
@@ -160,6 +167,8 @@ def _layer(
         "target": target.spec.name,
         "machine": target.described_machine,
         "epilogue": None if layer.epilogue is None else str(layer.epilogue),
+        "storing": layer.request.get("storing"),
+        "constraints": layer.request.get("constraints"),
         "plain": _converts_only(layer.epilogue),
         "macs": layer.workload.macs,
         "bytes": bytes_moved(layer.workload, stored),
@@ -175,7 +184,12 @@ def _converts_only(epilogue: Epilogue | None) -> bool:
     return not is_integer(epilogue.dtype) and epilogue == Epilogue(epilogue.dtype)
 
 
-def save_variant(saved: SavedKernel, folder: Path, samples: Samples) -> None:
+def save_variant(
+    saved: SavedKernel,
+    folder: Path,
+    samples: Samples,
+    architectures: Sequence[str] = ARCHITECTURES,
+) -> None:
     """Write a kernel of a layer, whose samples are in the folder above.
 
     Parameters
@@ -186,18 +200,22 @@ def save_variant(saved: SavedKernel, folder: Path, samples: Samples) -> None:
         Its folder.
     samples : mapping
         Files of the layer's samples.
+    architectures : sequence of str
+        Architectures that a text for all is compiled for, the first one with PTX; none to leave
+        compiling to the machine with the GPU.
     """
     folder.mkdir()
     above = {
         case: {tensor: f"../{file}" for tensor, file in files.items()}
         for case, files in samples.items()
     }
-    save_kernels(saved, folder, above, _packed_architectures(saved.text))
+    save_kernels(saved, folder, above, _compiled(saved.text, architectures))
 
 
-def _packed_architectures(text: CudaText) -> Sequence[str]:
-    """Return those of :data:`ARCHITECTURES`, unless the text is for some architectures only."""
-    return ARCHITECTURES if text.architectures == compiling.ARCHITECTURES else text.architectures
+def _compiled(text: CudaText, architectures: Sequence[str] = ARCHITECTURES) -> Sequence[str]:
+    """Return the architectures, but those of a text that is for some architectures only."""
+    special = text.architectures != compiling.ARCHITECTURES
+    return text.architectures if architectures and special else architectures
 
 
 def bytes_moved(workload: Computation, stored: str) -> int:

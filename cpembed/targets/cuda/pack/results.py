@@ -18,6 +18,22 @@ class _Times(msgspec.Struct, frozen=True):
     samples: list[float]
 
 
+class _Program(msgspec.Struct, frozen=True):
+    embedding: dict[str, Any]
+    rank: int
+    constraints: str
+    schedule: dict[str, Any]
+    text: str
+
+
+class _Storing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    output: str | None
+    shift: int | None
+    bias: bool
+    scale: bool
+    relu: bool
+
+
 class _Variant(msgspec.Struct, frozen=True):
     name: str
     also: list[str]
@@ -25,6 +41,7 @@ class _Variant(msgspec.Struct, frozen=True):
     embedding: str
     estimated_us: float
     family: dict[str, list[str]]
+    program: _Program | None = None
 
 
 class _Layer(msgspec.Struct, frozen=True):
@@ -40,6 +57,8 @@ class _Layer(msgspec.Struct, frozen=True):
     wrong: dict[str, str]
     failed: dict[str, str]
     trouble: str | None
+    storing: _Storing | None = None
+    constraints: str | None = None
 
 
 class _Device(msgspec.Struct, frozen=True):

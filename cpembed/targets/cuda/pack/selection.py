@@ -81,22 +81,11 @@ def tiled(lowered: Any) -> TiledProduct:
     return lowered if isinstance(lowered, TiledProduct) else lowered.tiled
 
 
-def form(lowered: Any) -> tuple[Any, ...]:
-    """Return a key that is equal for products that differ only in the names of their loops."""
-    lowered = tiled(lowered)
-    layouts = tuple(
-        tuple((x.length, x.needs_packing, x.layout.elements) for x in operand)
-        for operand in (lowered.first, lowered.second)
-    )
-    output = lowered.output
-    return lowered.tiles, layouts, output.length, output.along == lowered.axes[1]
-
-
 @dataclass(frozen=True)
 class _Option:
     """A candidate; ``space`` is shared with equal products."""
 
-    form: tuple[Any, ...]
+    form: object
     ranked: RankedCandidate
     lowered: Any
     space: Space[Any]
@@ -175,7 +164,7 @@ def _options(
     epilogue: Any,
 ) -> list[_Option]:
     options: list[_Option] = []
-    spaces: dict[tuple[Any, ...], Space[Any]] = {}
+    spaces: dict[object, Space[Any]] = {}
     reason = "nothing embeds"
     for ranked in candidates:
         try:
@@ -183,10 +172,9 @@ def _options(
         except LoweringError as error:
             reason = str(error)
             continue
-        key = form(lowered)
-        if key not in spaces:
-            spaces[key] = target.space(lowered)
-        options.append(_Option(key, ranked, lowered, spaces[key]))
+        space = target.space(lowered)
+        form = space.form()
+        options.append(_Option(form, ranked, lowered, spaces.setdefault(form, space)))
     if not options:
         raise LoweringError(f"{workload.name}: no kernel of {target.spec.name}: {reason}")
     return options
@@ -203,8 +191,7 @@ def _different(options: Sequence[_Option], count: int) -> Iterator[tuple[_Option
     every = [(option, scored) for option in first.values() for scored in option.schedules]
     distinct: set[tuple[Any, ...]] = set()
     for option, scored in sorted(every, key=lambda pair: (pair[1].cost, pair[0].ranked.rank)):
-        schedule = scored.schedule
-        key = (option.form, schedule.block, schedule.splits)
+        key = (option.form, option.space.group(scored.schedule))
         if key not in distinct:
             distinct.add(key)
             yield option, scored

@@ -40,7 +40,7 @@ from importlib import import_module
 
 from cpembed.targets.cuda.ptx.statements import translate_inline_ptx
 
-ROW_MODULES = ("arithmetic", "memory", "matrices", "atomics", "hopper")
+ROW_MODULES = ("arithmetic", "memory", "matrices", "atomics", "warps", "hopper")
 """Modules of this package whose functions are rows of the table."""
 
 for _module in ROW_MODULES:

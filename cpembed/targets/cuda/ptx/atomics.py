@@ -10,34 +10,35 @@ from cpembed.targets.cuda.ptx.body import SPACES, Call
 from cpembed.targets.cuda.ptx.registers import bits_of, c_type
 from cpembed.targets.cuda.ptx.table import instruction, optional, required
 
-_OPERATIONS = {
+OPERATIONS = {
     "add": "kAdd", "inc": "kInc", "dec": "kDec", "min": "kMin", "max": "kMax", "and": "kAnd",
     "or": "kOr", "xor": "kXor", "exch": "kExchange", "cas": "kCas",
 }  # fmt: skip
 """The runtime's names of operations."""
 
-_KINDS = {
+KINDS = {
     "u32": "kUnsigned32", "b32": "kUnsigned32", "s32": "kSigned32", "f32": "kFloat32",
     "u64": "kUnsigned64", "b64": "kUnsigned64", "s64": "kSigned64",
 }  # fmt: skip
+"""The runtime's names of types."""
+
+_EFFECTS = {"acquire": 1, "release": 2, "acq_rel": 3, "sc": 3}
+_SCOPES, _GPU = {"cta": 0, "cluster": 1}, 2
+"""The runtime's numbers of orders and scopes; those that are left out are of the GPU."""
 
 _ORDER = optional("order", "relaxed", "acquire", "release", "acq_rel")
 _SCOPE = optional("scope", "cta", "cluster", "gpu", "sys")
 _SPACE = optional("space", *filter(None, SPACES))
-_TYPE = required("type", *_KINDS)
+_TYPE = required("type", *KINDS)
 
 
 def _operation(call: Call, name: str, place: int, values: tuple[str, ...], order: str) -> str:
     """Return the call of an operation on the address that is operand ``place``."""
-    # An order among the threads of a block is none for those of others.
-    wide = call["scope"] in ("gpu", "sys", "")
-    acquires = wide and order in ("acquire", "acq_rel")
-    releases = wide and order in ("release", "acq_rel")
     first, second = (*values, "0", "0")[:2]
     return (
-        f"executor_atom(f_, executor::{name}, executor::{_KINDS[call['type']]}, "
+        f"executor_atom(f_, executor::{name}, executor::{KINDS[call['type']]}, "
         f"{SPACES[call['space']]}, {call.address(place, call['space'])}, {first}, {second}, "
-        f"{'true' if acquires else 'false'}, {'true' if releases else 'false'})"
+        f"{_EFFECTS.get(order, 0)}, {_SCOPES.get(call['scope'], _GPU)})"
     )
 
 
@@ -53,7 +54,7 @@ def _from_bits(call: Call, expression: str) -> str:
     return f"executor::bits<{c_type(kind)}>(static_cast<uint{bits_of(kind)}_t>({expression}))"
 
 
-_OPERATION = required("operation", *_OPERATIONS)
+_OPERATION = required("operation", *OPERATIONS)
 
 
 # ptxas takes the operation first or last.
@@ -63,7 +64,7 @@ def _atom(call: Call) -> str:
     operands = 4 if call["operation"] == "cas" else 3
     call.require_operands(operands)
     values = tuple(_as_bits(call, place) for place in range(2, operands))
-    name = _OPERATIONS[call["operation"]]
+    name = OPERATIONS[call["operation"]]
     old = _operation(call, name, 1, values, call["order"])
     return f"{call.function} {call.assign(call.operands[0], call['type'], _from_bits(call, old))}"
 
@@ -77,21 +78,21 @@ def _reduce(call: Call) -> str:
     call.require_operands(2)
     if call["operation"] in ("cas", "exch"):
         raise LoweringError("red has no such operation")
-    name = _OPERATIONS[call["operation"]]
+    name = OPERATIONS[call["operation"]]
     return f"{call.function} {_operation(call, name, 0, (_as_bits(call, 1),), call['order'])};"
 
 
-_BEYOND_BLOCKS = required("scope", "cluster", "gpu", "sys")
+_EVERY_SCOPE = required("scope", "cta", "cluster", "gpu", "sys")
 
 
-@instruction("ld", required("order", "acquire", "relaxed"), _BEYOND_BLOCKS, _SPACE, _TYPE)
+@instruction("ld", required("order", "acquire", "relaxed"), _EVERY_SCOPE, _SPACE, _TYPE)
 def _load(call: Call) -> str:
     call.require_operands(2)
     value = _operation(call, "kLoadOnly", 1, (), call["order"])
     return f"{call.function} {call.assign(call.operands[0], call['type'], _from_bits(call, value))}"
 
 
-@instruction("st", required("order", "release", "relaxed"), _BEYOND_BLOCKS, _SPACE, _TYPE)
+@instruction("st", required("order", "release", "relaxed"), _EVERY_SCOPE, _SPACE, _TYPE)
 def _store(call: Call) -> str:
     call.require_operands(2)
     return (
@@ -100,15 +101,13 @@ def _store(call: Call) -> str:
 
 
 @instruction("fence", optional("order", "sc", "acq_rel", "acquire", "release"),
-             required("scope", "cta", "cluster", "gpu", "sys"))  # fmt: skip
+             _EVERY_SCOPE)  # fmt: skip
 def _fence(call: Call) -> str:
     call.require_operands(0)
-    gpu = "true" if call["scope"] in ("gpu", "sys") else "false"
-    return f"{call.function} executor_fence(f_, {gpu});"
+    return f"{call.function} executor_fence(f_, {_SCOPES.get(call['scope'], _GPU)});"
 
 
 @instruction("membar", required("level", "cta", "gl", "sys"))
 def _memory_barrier(call: Call) -> str:
     call.require_operands(0)
-    gpu = "false" if call["level"] == "cta" else "true"
-    return f"{call.function} executor_fence(f_, {gpu});"
+    return f"{call.function} executor_fence(f_, {_SCOPES.get(call['level'], _GPU)});"

@@ -65,6 +65,8 @@ class Body:
     operands: Sequence[Register]
     references: set[int] = field(default_factory=set[int])
     """Operands that a row takes the address of, by number; they have no variable of their own."""
+    places: set[int] = field(default_factory=set[int])
+    """Operands that are read, of which a row takes the address as well, by number."""
     scopes: list[dict[str, Register]] = field(default_factory=lambda: [{}])
     labels: set[str] = field(default_factory=set[str])
 
@@ -305,6 +307,17 @@ class Call:
         _same_width(kind, register.bits, register.type)
         self.body.references.add(operand.number)
         return f"static_cast<void *>(&ptx_l{operand.number})"
+
+    def place(self, operand: Operand) -> str:
+        """Return the address of the variable that an operand reads; null of what is none.
+
+        An instruction that reads its registers later needs them.
+        """
+        register = self.body.register(operand)
+        if not isinstance(operand, Placeholder) or register.constant or register.written:
+            return "nullptr"
+        self.body.places.add(operand.number)
+        return f"ptx_p{operand.number}"
 
     def pair(self, place: int) -> tuple[Operand, Operand | None]:
         """Return the two destinations of an operand ``p|q``, of which the second may be missing."""

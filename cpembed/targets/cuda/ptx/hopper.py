@@ -7,8 +7,9 @@ Conversion Instructions: Tensor Copy" and "Asynchronous Warpgroup Level Matrix I
 from __future__ import annotations
 
 from cpembed.errors import LoweringError
+from cpembed.targets.cuda.ptx.atomics import KINDS, OPERATIONS
 from cpembed.targets.cuda.ptx.body import Call
-from cpembed.targets.cuda.ptx.syntax import Address, Immediate, Operand, Vector
+from cpembed.targets.cuda.ptx.syntax import Address, Immediate, Name, Operand, Vector
 from cpembed.targets.cuda.ptx.table import instruction, optional, required
 
 _OBJECT = optional("space", "shared", "shared::cta", "shared::cluster")
@@ -78,7 +79,8 @@ def _elect(call: Call) -> str:
              required("aligned", "aligned"), required("type", "u32"))  # fmt: skip
 def _set_registers(call: Call) -> str:
     call.require_operands(1)
-    return f"{call.function} executor_setmaxnreg(f_, {call.constant(0)});"
+    increases = "true" if call["change"] == "inc" else "false"
+    return f"{call.function} executor_setmaxnreg(f_, {call.constant(0)}, {increases});"
 
 
 # ------------------------------------------------------------------------------ barrier objects
@@ -88,7 +90,10 @@ def _address(call: Call, place: int) -> str:
     return f"uint32_t({call.address(place, 'shared')})"
 
 
-@instruction("mbarrier.init", _OBJECT, _B64)
+_OWN_OBJECT = optional("space", "shared", "shared::cta")
+
+
+@instruction("mbarrier.init", _OWN_OBJECT, _B64)
 def _init_object(call: Call) -> str:
     call.require_operands(2)
     return (
@@ -96,7 +101,7 @@ def _init_object(call: Call) -> str:
     )
 
 
-@instruction("mbarrier.inval", _OBJECT, _B64)
+@instruction("mbarrier.inval", _OWN_OBJECT, _B64)
 def _invalidate_object(call: Call) -> str:
     call.require_operands(1)
     return f"{call.function} executor_mbarrier_inval(f_, {_address(call, 0)});"
@@ -105,32 +110,56 @@ def _invalidate_object(call: Call) -> str:
 _RELEASE = optional("order", "release", "relaxed")
 
 
-@instruction("mbarrier.arrive", _RELEASE, _SCOPE, _OBJECT, _B64)
-def _arrive(call: Call) -> str:
-    call.require_operands(1, 2, 3)
-    operands = call.operands
-    # Remote arrivals may lack the destination of the state.
-    first = 0 if isinstance(operands[0], Address) else 1
-    arrivals = call.value(first + 1, "u32") if len(operands) == first + 2 else "1u"
-    return _arrival(call, first, arrivals, "int64_t(-1)")
+for _name in ("mbarrier.arrive", "mbarrier.arrive_drop"):
+
+    @instruction(_name, optional("transactions", "expect_tx", "noComplete"), _RELEASE, _SCOPE,
+                 _OBJECT, _B64)  # fmt: skip
+    def _arrive(call: Call) -> str:
+        # Remote arrivals may lack the destination of the state.
+        first = 0 if isinstance(call.operands[0], Address) else 1
+        count = "1u"
+        if len(call.operands) > first + 1 or call["transactions"]:
+            call.require_operands(first + 2)
+            count = call.value(first + 1, "u32")
+        call.require_operands(first + 1, first + 2)
+        arrivals, transactions = count, "int64_t(-1)"
+        if call["transactions"] == "expect_tx":
+            arrivals, transactions = "1u", f"int64_t({count})"
+        flags = (
+            call["order"] != "relaxed",
+            call.instruction.opcode.startswith("mbarrier.arrive_drop"),
+            call["transactions"] != "noComplete",
+        )
+        state = (
+            f"executor_mbarrier_arrive(f_, {_address(call, first)}, {arrivals}, {transactions}, "
+            f"{', '.join(str(flag).lower() for flag in flags)})"
+        )
+        if first == 0 or call.operands[0] == Name("_"):
+            return f"{call.function} {state};"
+        return f"{call.function} {call.assign(call.operands[0], 'b64', state)}"
 
 
-@instruction("mbarrier.arrive.expect_tx", _RELEASE, _SCOPE, _OBJECT, _B64)
-def _arrive_and_expect(call: Call) -> str:
-    call.require_operands(2, 3)
-    first = 0 if isinstance(call.operands[0], Address) else 1
-    return _arrival(call, first, "1u", f"int64_t({call.value(first + 1, 'u32')})")
+@instruction("mbarrier.pending_count", _B64)
+def _pending_count(call: Call) -> str:
+    call.require_operands(2)
+    pending = f"executor_mbarrier_pending(f_, {call.value(1, 'b64')})"
+    return f"{call.function} {call.assign(call.operands[0], 'u32', pending)}"
 
 
-def _arrival(call: Call, place: int, arrivals: str, transactions: str) -> str:
-    releases = "false" if call["order"] == "relaxed" else "true"
-    state = (
-        f"executor_mbarrier_arrive(f_, {_address(call, place)}, {arrivals}, {transactions}, "
-        f"{releases})"
+@instruction("mbarrier.complete_tx", optional("order", "relaxed"), _SCOPE, _OBJECT, _B64)
+def _complete(call: Call) -> str:
+    call.require_operands(2)
+    return (
+        f"{call.function} executor_mbarrier_complete_tx(f_, {_address(call, 0)}, "
+        f"{call.value(1, 'u32')});"
     )
-    if place == 0:
-        return f"{call.function} {state};"
-    return f"{call.function} {call.assign(call.operands[0], 'b64', state)}"
+
+
+@instruction("cp.async.mbarrier.arrive", optional("counted", "noinc"), _OWN_OBJECT, _B64)
+def _copies_arrive(call: Call) -> str:
+    call.require_operands(1)
+    counted = "true" if call["counted"] else "false"
+    return f"{call.function} executor_copy_arrive(f_, {_address(call, 0)}, {counted});"
 
 
 @instruction("mbarrier.expect_tx", optional("order", "relaxed"), _SCOPE, _OBJECT, _B64)
@@ -228,6 +257,19 @@ def _load_tensor(call: Call) -> str:
     return " ".join(lines)
 
 
+_REDUCTION = required("reduction", "add", "min", "max", "inc", "dec", "and", "or", "xor")
+
+
+def _reduction(call: Call, kind: str) -> str:
+    """Return the runtime's numbers of an operation and of its type; -1 for a store."""
+    if not call.instruction.opcode.startswith("cp.reduce"):
+        return "-1, 0"
+    return f"executor::{OPERATIONS[call['reduction']]}, {kind}"
+
+
+@instruction("cp.reduce.async.bulk.tensor", _DIMENSIONS, required("to", "global"),
+             required("from", "shared::cta"), _REDUCTION, optional("mode", "tile"),
+             required("completion", "bulk_group"), _HINT)  # fmt: skip
 @instruction("cp.async.bulk.tensor", _DIMENSIONS, required("to", "global"),
              required("from", "shared::cta"), optional("mode", "tile"),
              required("completion", "bulk_group"), _HINT)  # fmt: skip
@@ -237,7 +279,7 @@ def _store_tensor(call: Call) -> str:
     tensor_map, coordinates = _map_and_coordinates(call, 0, rank)
     return (
         f"{call.function} const int32_t c_[] = {{{coordinates}}}; executor_bulk_store_tensor(f_, "
-        f"{tensor_map}, c_, {rank}, {_address(call, 1)});"
+        f"{tensor_map}, c_, {rank}, {_address(call, 1)}, {_reduction(call, '-1')});"
     )
 
 
@@ -253,14 +295,91 @@ def _load_bytes(call: Call) -> str:
     )
 
 
+_REDUCED = {**KINDS, "f16": "kFloat16", "bf16": "kBfloat16"}
+
+
+@instruction("cp.reduce.async.bulk", required("to", "global"), required("from", "shared::cta"),
+             required("completion", "bulk_group"), _HINT, _REDUCTION, optional("noftz", "noftz"),
+             required("type", *_REDUCED))  # fmt: skip
 @instruction("cp.async.bulk", required("to", "global"), required("from", "shared::cta"),
              required("completion", "bulk_group"), _HINT)  # fmt: skip
 def _store_bytes(call: Call) -> str:
     call.require_operands(3 + bool(call["hint"]))
+    reduction = "-1, 0"
+    if call.instruction.opcode.startswith("cp.reduce"):
+        _require_reduction(call)
+        reduction = _reduction(call, f"executor::{_REDUCED[call['type']]}")
     return (
         f"{call.function} executor_bulk_store(f_, {_global_pointer(call, 0)}, {_address(call, 1)}, "
-        f"{call.value(2, 'u32')});"
+        f"{call.value(2, 'u32')}, {reduction});"
     )
+
+
+def _require_reduction(call: Call) -> None:
+    floats, operation = call["type"] in ("f32", "f16", "bf16"), call["reduction"]
+    halves = call["type"] in ("f16", "bf16")
+    if floats and operation not in (("add", "min", "max") if halves else ("add",)):
+        raise LoweringError(f"there is no reduction {operation} of {call['type']}")
+    if halves and operation == "add" and not call["noftz"]:
+        raise LoweringError("a sum of 16-bit floats is .noftz")
+
+
+@instruction("cp.async.bulk", required("to", "shared::cluster"), required("from", "shared::cta"),
+             _COMPLETION)  # fmt: skip
+def _copy_shared(call: Call) -> str:
+    call.require_operands(4)
+    return (
+        f"{call.function} executor_bulk_copy_shared(f_, {_address(call, 0)}, {_address(call, 1)}, "
+        f"{call.value(2, 'u32')}, {_address(call, 3)});"
+    )
+
+
+@instruction("cp.async.bulk.prefetch.L2.global", _HINT)
+def _prefetch_bytes(call: Call) -> str:
+    call.require_operands(2 + bool(call["hint"]))
+    return (
+        f"{call.function} executor_bulk_prefetch(f_, {_global_pointer(call, 0)}, "
+        f"{call.value(1, 'u32')});"
+    )
+
+
+@instruction("cp.async.bulk.prefetch.tensor", _DIMENSIONS, required("to", "L2"), _FROM_GLOBAL,
+             optional("mode", "tile"), _HINT)  # fmt: skip
+def _prefetch_tensor(call: Call) -> str:
+    call.require_operands(1 + bool(call["hint"]))
+    rank = int(call["dimensions"][0])
+    tensor_map, coordinates = _map_and_coordinates(call, 0, rank)
+    return (
+        f"{call.function} (void)std::make_tuple({coordinates}); "
+        f"executor_prefetch_tensormap(f_, {tensor_map});"
+    )
+
+
+@instruction("fence.proxy.tensormap::generic", required("order", "acquire", "release"),
+             required("scope", "cta", "cluster", "gpu", "sys"))  # fmt: skip
+def _fence_map(call: Call) -> str:
+    acquires = call["order"] == "acquire"
+    call.require_operands(2 if acquires else 0)
+    pointer = f"reinterpret_cast<const void *>({call.address(0, '')})" if acquires else "nullptr"
+    if acquires and call.constant(1) != "128":
+        raise LoweringError("a tensor map has 128 bytes")
+    flag = "true" if acquires else "false"
+    return f"{call.function} executor_fence_tensormap(f_, {pointer}, {flag});"
+
+
+# ------------------------------------------------------------------------- dependent launches
+
+
+@instruction("griddepcontrol.wait")
+def _wait_for_grid(call: Call) -> str:
+    call.require_operands(0)
+    return f"{call.function} executor_wait_for_grid(f_);"
+
+
+@instruction("griddepcontrol.launch_dependents")
+def _launch_dependents(call: Call) -> str:
+    call.require_operands(0)
+    return f"{call.function} executor_launch_dependents(f_);"
 
 
 @instruction("cp.async.bulk.commit_group")
@@ -328,13 +447,14 @@ def _multiply(call: Call) -> str:
     count = n // 4 if sums == "f16" else n // 2
     kind = "f32" if sums == "f32" else "b32"
     registers = [call.reference(item, kind) for item in call.items(0, count)]
-    words, a = "{}", "0"
+    words, places, a = "{}", "{}", "0"
     if from_registers:
         words = f"{{{', '.join(call.values(1, 'b32', 4))}}}"
+        places = f"{{{', '.join(call.place(item) for item in call.items(1, 4))}}}"
     else:
         a = call.value(1, "b64")
     return (
-        f"{call.function} executor_wgmma(f_, ExecutorWords{{{words}}}, "
+        f"{call.function} executor_wgmma(f_, ExecutorWords{{{words}}}, ExecutorPlaces{{{places}}}, "
         f"{'true' if from_registers else 'false'}, {a}, {call.value(2, 'b64')}, "
         f"{_scale(call)}, {', '.join([*scales, *transposed])}, {count}, {', '.join(registers)});"
     )

@@ -78,6 +78,19 @@ def _load_matrices(call: Call) -> str:
     )
 
 
+@instruction("stmatrix.sync.aligned.m8n8", required("count", "x1", "x2", "x4"),
+             optional("transposed", "trans"), optional("space", "shared", "shared::cta"),
+             required("type", "b16"))  # fmt: skip
+def _store_matrices(call: Call) -> str:
+    call.require_operands(2)
+    count = int(call["count"][1:])
+    return (
+        f"{call.function} executor_store_matrices(f_, {SPACES[call['space']]}, "
+        f"{call.address(0, call['space'])}, {_words(call, 1, 'b32', count, 4)}, {count}, "
+        f"{'true' if call['transposed'] else 'false'});"
+    )
+
+
 @instruction(
     "mma.sync.aligned",
     required("shape", *sorted({shape for shape, _ in PRODUCTS})),

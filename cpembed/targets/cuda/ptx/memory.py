@@ -22,6 +22,7 @@ _FIRST_LEVEL = optional(
     *(f"L1::{hint}" for hint in ("evict_normal", "evict_first", "evict_last", "no_allocate")),
 )
 _PREFETCH = optional("prefetch", "L2::64B", "L2::128B", "L2::256B")
+_HINT = optional("hint", "L2::cache_hint")
 _VECTOR = optional("vector", "v2", "v4")
 _TYPE = required("type", *_TYPES)
 _LOADED = optional("space", *filter(None, SPACES))
@@ -34,14 +35,15 @@ def _bytes(call: Call) -> int:
     return size
 
 
-def _load(call: Call) -> str:
-    call.require_operands(2)
+def _load(call: Call, constant: str = "false") -> str:
+    call.require_operands(2 + bool(call["hint"]))
     kind, count = call["type"], _VECTORS[call["vector"]]
     space, address = SPACES[call["space"]], call.address(1, call["space"])
+    arguments = f"{space}, {address}, {_bytes(call)}, v_, {constant}"
     lines = [
         call.function,
         f"const bool v_ = {call.predicate};",
-        f"const ExecutorWords w_ = executor_load(f_, {space}, {address}, {_bytes(call)}, v_);",
+        f"const ExecutorWords w_ = executor_load(f_, {arguments});",
         "if (v_) {",
         *(
             call.assign(item, kind, f"executor::element<{c_type(kind)}>(w_, {place})", wider=True)
@@ -52,21 +54,21 @@ def _load(call: Call) -> str:
     return " ".join(lines)
 
 
-@instruction("ld", _ORDER, _LOADED, _CACHE, _FIRST_LEVEL, _PREFETCH, _VECTOR, _TYPE,
+@instruction("ld", _ORDER, _LOADED, _CACHE, _FIRST_LEVEL, _HINT, _PREFETCH, _VECTOR, _TYPE,
              predicated=True)  # fmt: skip
 def _plain_load(call: Call) -> str:
     return _load(call)
 
 
 @instruction("ld", required("space", "global"), _CACHE, required("read_only", "nc"), _FIRST_LEVEL,
-             _PREFETCH, _VECTOR, _TYPE, predicated=True)  # fmt: skip
+             _HINT, _PREFETCH, _VECTOR, _TYPE, predicated=True)  # fmt: skip
 def _read_only_load(call: Call) -> str:
-    return _load(call)
+    return _load(call, constant="true")
 
 
-@instruction("st", _ORDER, _LOADED, _CACHE, _FIRST_LEVEL, _VECTOR, _TYPE, predicated=True)
+@instruction("st", _ORDER, _LOADED, _CACHE, _FIRST_LEVEL, _HINT, _VECTOR, _TYPE, predicated=True)
 def _store(call: Call) -> str:
-    call.require_operands(2)
+    call.require_operands(2 + bool(call["hint"]))
     kind, count = call["type"], _VECTORS[call["vector"]]
     values = [call.value(item, kind, wider=True) for item in call.items(1, count)]
     return (
@@ -81,7 +83,7 @@ def _store(call: Call) -> str:
     required("cache", "ca", "cg"),
     required("to", "shared", "shared::cta"),
     required("from", "global"),
-    optional("hint", "L2::cache_hint"),
+    _HINT,
     _PREFETCH,
     predicated=True,
 )
@@ -133,3 +135,12 @@ def _wait_for_all(call: Call) -> str:
 def _prefetch(call: Call) -> str:
     call.require_operands(1)
     return f"(void)({call.address(0, call['space'])});"
+
+
+@instruction("createpolicy.fractional", required("first", "L2::evict_last", "L2::evict_normal",
+             "L2::evict_first", "L2::evict_unchanged"),
+             optional("second", "L2::evict_first", "L2::evict_unchanged"),
+             required("type", "b64"))  # fmt: skip
+def _create_policy(call: Call) -> str:
+    call.require_operands(1, 2)
+    return call.assign(call.operands[0], "b64", "0")

@@ -161,6 +161,13 @@ def _translated_block(
     lines = list[str]()
     for place, (operand, register) in enumerate(zip(operands, registers, strict=True)):
         lines += _entry(place, operand, register, by_reference=place in body.references)
+        if place in body.places:
+            place_of = f"executor::place<decltype(({operand.expression}))>(ptx_r{place})"
+            lines[-1:] = [
+                f"auto &&ptx_r{place} = {operand.expression};",
+                lines[-1].replace(f"({operand.expression})", f"(ptx_r{place})"),
+                f"const void *const ptx_p{place} = {place_of};",
+            ]
     lines += translated_statements
     for place, operand in enumerate(operands):
         if operand.mode and place not in body.references:

@@ -50,9 +50,12 @@ class Conversation:
             self._process.wait()
             self._process = None
 
-    def device(self) -> dict[str, Any]:
-        """Return the device; raise :class:`RuntimeError` if it cannot be used."""
-        self._tell({"task": "device"})
+    def device(self, *, ceilings: bool = True) -> dict[str, Any]:
+        """Return the device, with the rates that it reaches unless ``ceilings`` is False.
+
+        Raises :class:`RuntimeError` if it cannot be used.
+        """
+        self._tell({"task": "device", "ceilings": ceilings})
         while True:
             answer = self._answer(self.patience)
             if answer is None:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent
 
 _LAYER_FIELDS = (
     "suite", "name", "words", "target", "machine", "kind", "macs", "bytes", "epilogue",
-    "variants", "rules",
+    "storing", "constraints", "variants", "rules",
 )  # fmt: skip
 
 

@@ -334,7 +334,10 @@ def _libraries(device: int) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``worker ROOT DEVICE SECONDS``; tasks come by standard input."""
+    """Run ``worker ROOT DEVICE SECONDS [alone]``; tasks come by standard input.
+
+    With ``alone`` other libraries are not looked for.
+    """
     root, number, seconds = Path(arguments[0]), int(arguments[1]), float(arguments[2])
     # What libraries print is no answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -350,7 +353,7 @@ def main(arguments: list[str]) -> int:
     except CudaError as error:
         say({"event": "unusable", "reason": str(error)})
         return 1
-    libraries = _libraries(number)
+    libraries = None if "alone" in arguments[3:] else _libraries(number)
     versions: dict[str, Any] = {} if libraries is None else libraries.versions()
     worker = Worker(root, seconds, say, device, timer, libraries)
     say({"event": "ready"})
@@ -358,7 +361,7 @@ def main(arguments: list[str]) -> int:
         task = json.loads(line)
         try:
             if task["task"] == "device":
-                rates = ceilings(root, device, timer)
+                rates = ceilings(root, device, timer) if task["ceilings"] else {}
                 say({"event": "done", **device_facts(device), **versions, "ceilings": rates})
             else:
                 worker.layer(task["slug"], task["skip"])

@@ -1,5 +1,6 @@
 """Networks compiled by ``relax_pipeline=`` alone; what TVM makes of them is the second source."""
 
+import math
 from functools import cache
 
 import ml_dtypes
@@ -231,3 +232,57 @@ def test_an_exported_library_has_its_kernels(tmp_path):
     loaded = tvm.runtime.load_module(str(tmp_path / "network.so"))
     found = called(loaded, random(8, IMAGE, "uint8"))
     assert np.array_equal(found, expected_bytes("uint8"))
+
+
+def erf(x: Array) -> Array:
+    return np.vectorize(math.erf, otypes=[np.float64])(x)
+
+
+ACTIVATIONS = {
+    "gelu": (op.nn.gelu, lambda x: 0.5 * x * (1 + erf(x / np.sqrt(2)))),
+    "silu": (op.nn.silu, lambda x: x / (1 + np.exp(-x))),
+    "tanh": (op.tanh, np.tanh),
+    "clip": (lambda x: op.clip(x, -3, 6), lambda x: np.clip(x, -3, 6)),
+    "leaky": (lambda x: op.nn.leakyrelu(x, 0.1), lambda x: np.where(x > 0, x, 0.1 * x)),
+}
+
+
+@pytest.mark.parametrize("stored", ["float16", "float32"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_and_residuals_are_part_of_kernels_on_tensor_cores(name: str, stored: str):
+    function, definition = ACTIVATIONS[name]
+    image, weight = small(1, (16, 24)), small(2, (24, 40))
+    vector, residual = small(3, (40,), "float32"), small(4, (16, 40), "float32")
+
+    def build(x, r):
+        sums = op.matmul(x, relax.const(weight), out_dtype="float32")
+        value = function(op.add(op.multiply(sums, relax.const(0.25, "float32")), r))
+        value = op.multiply(value, relax.const(vector))
+        return op.astype(value, "float16") if stored == "float16" else value
+
+    if missing := missing_for(load_hardware_spec("mma_f16")):
+        pytest.skip(missing[0])
+    module = module_of(build, x=((16, 24), "float16"), r=((16, 40), "float32"))
+    target, pipeline = cuda_target("sm_80"), plugin.pipeline("mma_f16")
+    tvm.compile(module, target, relax_pipeline=pipeline)
+    assert len(pipeline.report.kernels) == 1
+    assert "a chain" in str(pipeline.report), str(pipeline.report)
+    assert not pipeline.report.rest, str(pipeline.report)
+    result = Emulation(pipeline.scheduled, pipeline.functions, target).run(image, residual)
+    sums = image.astype(np.float64) @ weight.astype(np.float64)
+    expected = definition(sums * 0.25 + residual) * vector
+    np.testing.assert_allclose(
+        result.astype(np.float64), expected, rtol=2e-3 if stored == "float16" else 1e-5, atol=1e-5
+    )
+
+
+def test_operations_in_float16_are_not_replaced_by_those_in_float32():
+    def build(x):
+        sums = op.matmul(x, relax.const(small(2, (24, 40))), out_dtype="float32")
+        return op.nn.gelu(op.astype(sums, "float16"))
+
+    module = module_of(build, x=((16, 24), "float16"))
+    pipeline = plugin.pipeline("mma_f16")
+    tvm.compile(module, cuda_target("sm_80"), relax_pipeline=pipeline)
+    assert len(pipeline.report.rest) == 1, str(pipeline.report)
+    assert "a chain" not in str(pipeline.report)

@@ -112,3 +112,33 @@ extern "C" __global__ void far_away(const float* in, float* out, long long shift
   cpembed_load_4(&held, in + threadIdx.x + shift, 1);
   out[threadIdx.x] = held;
 }
+
+extern "C" __global__ void computes_forever(float* out, int stays) {
+  unsigned state = threadIdx.x + 1;
+  do state = state * 747796405u + 2891336453u; while (state % 97 || (stays && threadIdx.x == 40));
+  out[threadIdx.x] = state;
+}
+
+extern "C" __global__ void meets_forever(float* out, int stays) {
+  for (int n = 0; n < 1 || stays; n++) __syncthreads();
+  out[threadIdx.x] = 1.0f;
+}
+
+extern "C" __global__ void beyond_a_shared_array(float* out, int last) {
+  __shared__ float first[64];
+  __shared__ float second[64];
+  first[threadIdx.x] = second[threadIdx.x] = 1.0f;
+  __syncthreads();
+  out[threadIdx.x] = first[threadIdx.x ? threadIdx.x : last] + second[threadIdx.x];
+}
+
+extern "C" __global__ void beyond_registers(float* out, int last) {
+  float held[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+  for (int n = 0; n <= last; n++) held[n] += threadIdx.x;
+  out[threadIdx.x] = held[threadIdx.x % 4];
+}
+
+extern "C" __global__ void polls_forever(float* out, int stays) {
+  out[threadIdx.x] = 1.0f;
+  while (stays && *(volatile float*)(out + threadIdx.x) == 1.0f);
+}

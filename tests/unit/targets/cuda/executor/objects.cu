@@ -136,3 +136,95 @@ extern "C" __global__ void said(int* out, int wrong) {
   }
   out[threadIdx.x] = memory[threadIdx.x];
 }
+
+__device__ inline void wait_for(uint32_t object, uint32_t parity) {
+  uint32_t done = 0;
+  while (!done)
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
+        : "=r"(done) : "r"(object), "r"(parity) : "memory");
+}
+
+extern "C" __global__ void dropped(int* out, int wrong) {
+  extern __shared__ __align__(64) int memory[];
+  uint32_t object = address_of(memory + 128);
+  if (threadIdx.x == 0) init(object, 64);
+  __syncthreads();
+  memory[threadIdx.x] = threadIdx.x;
+  bool last = threadIdx.x >= 32;
+  if (last && wrong != 1)
+    asm volatile("mbarrier.arrive_drop.shared::cta.b64 _, [%0];" ::"r"(object) : "memory");
+  else
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(object) : "memory");
+  wait_for(object, 0);
+  out[threadIdx.x] = memory[63 - threadIdx.x];
+  if (last) return;
+  memory[64 + threadIdx.x] = 1;
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(object) : "memory");
+  if (wrong != 3) wait_for(object, 1);
+  out[threadIdx.x] += memory[64 + 31 - threadIdx.x] - 1;
+}
+
+extern "C" __global__ void copies_arrive(const int* in, int* out, int wrong) {
+  extern __shared__ __align__(64) int memory[];
+  uint32_t object = address_of(memory + 64);
+  if (threadIdx.x == 0) init(object, 64);
+  __syncthreads();
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address_of(memory + threadIdx.x)),
+               "l"(in + threadIdx.x) : "memory");
+  if (wrong == 10 || wrong == 2)
+    asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(object) : "memory");
+  if (wrong == 1 || wrong == 10)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(object) : "memory");
+  if (wrong == 0 || wrong == 3)
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(object) : "memory");
+  if (wrong != 3) wait_for(object, 0);
+  out[threadIdx.x] = memory[63 - threadIdx.x];
+  // Its own copy is there for a lane that waits for it, too.
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  out[threadIdx.x] += memory[threadIdx.x] - threadIdx.x;
+}
+
+extern "C" __global__ void pending(int* out, int wrong) {
+  extern __shared__ __align__(64) int memory[];
+  uint32_t object = address_of(memory), count;
+  if (threadIdx.x == 0) init(object, 64);
+  __syncthreads();
+  uint64_t state;
+  if (wrong)
+    asm volatile("mbarrier.arrive.noComplete.release.cta.shared::cta.b64 %0, [%1], 1;" : "=l"(state) : "r"(object) : "memory");
+  else
+    asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];" : "=l"(state) : "r"(object) : "memory");
+  asm volatile("mbarrier.pending_count.b64 %0, %1;" : "=r"(count) : "l"(state));
+  out[64 - count] = 7;
+}
+
+extern "C" __global__ void completed(int* out, int wrong) {
+  extern __shared__ __align__(64) int memory[];
+  uint32_t object = address_of(memory);
+  if (threadIdx.x == 0) init(object, 1);
+  __syncthreads();
+  if (threadIdx.x == 0)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 16;" ::"r"(object) : "memory");
+  if (threadIdx.x == 33)
+    asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(object), "r"(16 + 4 * (wrong - 2 * (wrong == 2))) : "memory");
+  if (threadIdx.x == 33 && wrong == 2)
+    asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(object), "r"(2000000) : "memory");
+  wait_for(object, 0);
+  out[threadIdx.x] = threadIdx.x;
+}
+
+// A wait may return before it is over.
+extern "C" __global__ void tried(int* out, int wrong) {
+  extern __shared__ __align__(64) int memory[];
+  uint32_t object = address_of(memory + 64);
+  if (threadIdx.x == 0) init(object, 64);
+  __syncthreads();
+  memory[threadIdx.x] = threadIdx.x;
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(object) : "memory");
+  if (wrong)
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; }" ::"r"(object) : "memory");
+  else
+    wait_for(object, 0);
+  out[threadIdx.x] = memory[63 - threadIdx.x];
+}

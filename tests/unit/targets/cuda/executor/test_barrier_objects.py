@@ -20,6 +20,11 @@ RIGHT = {
     "peeked": np.ones(64),
     "bytes": NUMBERS[::-1],
     "elected": np.full(64, 5),
+    "dropped": NUMBERS[::-1],
+    "copies_arrive": NUMBERS[::-1],
+    "pending": np.full(64, 7),
+    "completed": NUMBERS,
+    "tried": NUMBERS[::-1],
     "said": np.concatenate([NUMBERS[32:], NUMBERS[32:]]),
 }
 
@@ -45,17 +50,47 @@ WRONG = [
     ("bytes", 6, "data race in global memory: a load of thread 0 .* reads what a bulk store"),
     ("elected", 1, "(data race in|uninitialised) shared memory: thread"),
     ("said", 1, "data race in shared memory: thread"),
+    ("dropped", 1, "deadlock: .* 32 of 64 arrivals are pending"),
+    ("dropped", 3, "(data race in|uninitialised) shared memory: thread"),
+    ("copies_arrive", 1, r"cp\.async not waited for: thread \d+ reads"),
+    ("copies_arrive", 2, "deadlock: .* 64 of 64 arrivals are pending"),
+    ("copies_arrive", 3, "cp.async not waited for: thread|uninitialised shared memory: thread"),
+    ("pending", 1, "mbarrier.arrive.noComplete.* its arrival is the last one of phase 0"),
+    ("completed", 1, "4 bytes more (than are expected|have been copied)|deadlock: .* -4 bytes out"),
+    ("completed", 2, "bytes more than are expected"),
 ]
 
 
 def arguments(kernel: str, wrong: int) -> list[object]:
-    given: list[object] = [NUMBERS.astype(np.int32)] if kernel == "bytes" else []
+    reads = kernel in ("bytes", "copies_arrive")
+    given: list[object] = [NUMBERS.astype(np.int32)] if reads else []
     if wrong in (1, 2) and kernel == "bytes":
         given = [np.arange(80, dtype=np.int32)]
     return [*given, np.zeros(64, np.int32), wrong]
 
 
 LAUNCH_BYTES = 1024
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_copies_that_arrive_may_be_one_more_arrival(order: Order | int) -> None:
+    given = arguments("copies_arrive", 10)
+    launch = Launch("copies_arrive", (1, 1, 1), (64, 1, 1), LAUNCH_BYTES)
+    program("objects.cu").run(launch, given, order=order)
+    np.testing.assert_array_equal(given[-2], NUMBERS[::-1])
+
+
+@pytest.mark.parametrize("order", [Order.REVERSE, 7, 8], ids=str)
+def test_a_wait_that_is_not_repeated_may_be_too_short(order: Order | int) -> None:
+    launch = Launch("tried", (1, 1, 1), (64, 1, 1), LAUNCH_BYTES)
+    line = fault(program("objects.cu"), launch, arguments("tried", 1), order)
+    assert re.search("(data race in|uninitialised) shared memory: thread", line)
+
+
+def test_counts_of_waits_are_those_of_the_first_order() -> None:
+    launch = Launch("tried", (1, 1, 1), (64, 1, 1), LAUNCH_BYTES)
+    counts = [program("objects.cu").run(launch, arguments("tried", 0), order=o) for o in ORDERS]
+    assert counts[0] == counts[1] == counts[2]
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cpembed.errors import CpembedError
+from cpembed.targets.cuda import executor
 from cpembed.targets.cuda.executor import Launch, Order
 from tests.unit.targets.cuda.executor.running import (
     ORDERS,
@@ -47,6 +48,15 @@ CASES = {
     "some_in_a_collective": (16, 64, "lane 0 .* in __shfl_xor_sync at line 76 .* in __syncwarp at"),
     "copy_in_flight": (0, 2, "thread 0 reads .* at line 87 .* thread 0 issued at .*; from line 83"),
     "atomics": (0, 1, RACE),
+    "computes_forever": (1, 0, "thread 40 does not end: it is at line 118 .* after 20,?000 basic"),
+    "meets_forever": (1, 0, r"thread \d+ does not end: it is at line 123 "),
+    "polls_forever": (1, 0, "thread 0 does not end: it is at line 143 "),
+    "beyond_a_shared_array": (
+        64,
+        63,
+        r"index 64 of an array 'float \[64\]' at line 132 .* is out of bounds",
+    ),
+    "beyond_registers": (4, 3, r"index 4 of an array 'float \[4\]' at line 137 "),
 }
 """Kernel: a parameter that is wrong, one that is right, and the line."""
 
@@ -69,8 +79,9 @@ def launch(kernel: str, threads: int = THREADS) -> Launch:
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("kernel", CASES)
 def test_what_is_wrong_is_a_fault_and_what_is_right_is_none(
-    kernel: str, order: Order | int
+    kernel: str, order: Order | int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(executor, "MAX_STEPS", 20_000)
     wrong, right, said = CASES[kernel]
     program("faults.cu").run(launch(kernel), given(kernel, right), order=order)
     line = fault(program("faults.cu"), launch(kernel), given(kernel, wrong), order)

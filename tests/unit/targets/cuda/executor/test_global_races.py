@@ -94,13 +94,13 @@ MUTANTS = {
         "by_order",
         "before != gridDim.x - 1",
         "before != gridDim.x - 2",
-        f"{RACE}|wrong",
+        f"{RACE}|wrong|overwrites what a thread of another block read",
     ),
     "the part of another thread": (
         "within_a_block",
         "  __syncthreads();\n  out[threadIdx.x] = parts[63",
         "  out[threadIdx.x] = parts[63",
-        "data race in global memory: a load of thread",
+        "data race in global memory: a (load|store) of thread",
     ),
 }
 

@@ -81,6 +81,14 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "fragments are overwritten in flight": (
         "registers", r"cpembed_wgmma_wait_1\(\);", "",
     ),
+    "a fragment changes while products read it": (
+        "registers", r"(cpembed_wgmma_commit\(\);)", r"\1 fragments_ptr[0] += 1;",
+    ),
+    "fragments are loaded after the fence": (
+        "registers",
+        r"(cpembed_wgmma_wait_0\(\);)(\s+cpembed_ldmatrix[\s\S]*?)cpembed_wgmma_fence\(\);",
+        r"\1 cpembed_wgmma_fence();\2",
+    ),
     "fragments of the first warp": ("registers", r"\(warp_ptr\[0\] & 3\)", "0"),
     "fragments of another depth": ("registers", r"fragments_ptr\[4\]", "fragments_ptr[0]"),
     "groups do not wait for their turn": (

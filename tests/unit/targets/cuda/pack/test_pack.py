@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cpembed.driver import bench_pack
+from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.pack import ceiling_text, packing
@@ -99,6 +100,8 @@ def test_a_pack_has_every_file_that_it_names(remote: Path) -> None:
         expected = {"chosen 1", "chosen 2", "chosen 3"}
         expected |= {"im2col", "fuse_hw"} if layer["kind"] == "conv2d" else set()
         assert sorted(roles) == sorted(expected)
+        # A layout that a line names is the layer's, whatever the table's is.
+        assert (layer["kind"] != "conv2d") or "q + s - 1, c] *" in layer["request"]["workload"]
         for variant in layer["variants"]:
             manifest = json.loads(
                 (folder / variant["folder"] / f"{variant['folder']}.json").read_text()
@@ -175,6 +178,43 @@ def test_right_kernels_are_timed_and_read_back(
     assert called.code == 0
     assert "Tensor Core kernels on fake GPU" in called.out
     assert "| mine.csv:1 | chosen 1 | 10.0 |" in called.out
+
+
+def test_measured_times_are_what_later_runs_take(
+    remote: Path,
+    driver: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "trials"))
+    monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
+    assert run(remote, driver, "run", FAKE_CUDA_THREADS_US="0.001").returncode == 0
+    document = results(remote)
+    (layer,) = (entry for entry in document["layers"] if entry["name"] == "mine.csv:1")
+    # The slowest one for the model is the fastest: no default can explain the choice.
+    layer["times"]["chosen 3"]["us"] = 0.5
+    path = remote / "results" / "results.json"
+    path.write_text(json.dumps(document))
+    call = Caller(capsys)
+    taken = call("tune", "--results", str(path), "--json")
+    assert taken.code == 0, taken
+    told = json.loads(taken.out)
+    numbers = [len(entry["times"]) for entry in document["layers"]]
+    assert (list(told["stored"].values()), told["refused"]) == (numbers, {})
+    again = json.loads(call("tune", "--results", str(path), "--json").out)
+    assert set(again["stored"].values()) == {0}
+    words = ["gemm", "m=40", "n=24", "k=64", "--target", "mma_f16", "--output", "float16"]
+    ran = json.loads(call("run", *words, "--json").out)
+    (fastest,) = (v for v in layer["variants"] if v["name"] == "chosen 3")
+    assert ran["schedule"] == fastest["program"]["schedule"]
+    assert ran["tuned"]["trials"] == len(layer["times"])
+    # A time of another text is none of this kernel's.
+    fastest["program"]["text"] = "0" * 64
+    path.write_text(json.dumps(document))
+    refused = call("tune", "--results", str(path), "--database", str(tmp_path / "other"))
+    assert refused.code == 1
+    assert "generated differently now: pack it again" in refused.out
 
 
 def test_a_wrong_kernel_is_reported_and_never_timed(remote: Path, driver: Path) -> None:

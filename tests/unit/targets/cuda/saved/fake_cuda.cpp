@@ -2,6 +2,8 @@
 //   none: no device; memory: allocations fail; refuse: launches fail; idle: launches do nothing;
 //   run: launches are executed by the library FAKE_CUDA_PROGRAM, an emulated CUDA text, or by that
 //   of the image in the list FAKE_CUDA_PROGRAMS, whose lines are "image library".
+// With FAKE_CUDA_THREADS_US a thread takes as many microseconds more, with FAKE_CUDA_CRASH a launch of
+// as many threads a block ends the process, and with FAKE_CUDA_HANG it never ends.
 #include "launch.h"  // ExecutorBuffer and ExecutorLaunch, as the executor has them.
 #include <dlfcn.h>
 #include <cstdio>
@@ -13,6 +15,7 @@
 #include <new>
 #include <string>
 #include <vector>
+#include <unistd.h>
 
 #define API extern "C" __attribute__((visibility("default")))
 
@@ -40,10 +43,14 @@ static int allocate(void** address, size_t size) {
 }
 
 static const unsigned ONE[3] = {1, 1, 1};
+static double launched_threads = 0;
 
 static int execute(const std::string& name, const std::string& path, const unsigned* grid,
                    const unsigned* block, const unsigned* cluster, unsigned shared,
                    void** arguments) {
+  launched_threads += double(grid[0]) * grid[1] * grid[2] * block[0] * block[1] * block[2];
+  if (int(block[0]) == number_from("FAKE_CUDA_CRASH", 0)) abort();
+  if (int(block[0]) == number_from("FAKE_CUDA_HANG", 0)) pause();
   if (mode() == "refuse") return 1;
   if (mode() == "idle") return 0;
   if (getenv("FAKE_CUDA_FAULT") && name == getenv("FAKE_CUDA_FAULT")) return 700;
@@ -229,10 +236,18 @@ API int cuTensorMapEncodeIm2col(void* memory, int dtype, unsigned rank, void* ad
   return 0;
 }
 API int cuEventCreate(void** event, unsigned) { return *event = &last_error, 0; }
-API int cuEventRecord(void*, void*) { return 0; }
+static double recorded[2] = {};
+API int cuEventRecord(void*, void*) {
+  return recorded[0] = recorded[1], recorded[1] = launched_threads, 0;
+}
 API int cuEventSynchronize(void*) { return 0; }
 // 0.01 ms without a launch too: a program that trusts events alone prints a time.
-API int cuEventElapsedTime(float* ms, void*, void*) { return *ms = 0.01f, 0; }
+API int cuEventElapsedTime(float* ms, void*, void*) {
+  *ms = 0.01f;
+  if (const char* us = getenv("FAKE_CUDA_THREADS_US"))
+    *ms += float(atof(us) * (recorded[1] - recorded[0]) / 1e3);
+  return 0;
+}
 API int cuGetErrorString(int status, const char** text) { return *text = message(status), 0; }
 
 // --------------------------------------------------------------------------------- the runtime
