@@ -82,13 +82,13 @@ def best_plan(target: str, words: str) -> tuple[HopperPlan, float]:
     return plan, us
 
 
-def sampled_workers(count: int, wanted: int) -> list[int]:
+def sampled_workers(count: int, limit: int) -> list[int]:
     """Return pairs of neighbours at both ends and in the middle, or all workers."""
-    if wanted >= count:
+    if limit >= count:
         return list(range(count))
     starts = (0, count // 2, count - 2)
     pairs = [worker for start in starts for worker in (start, start + 1)]
-    return sorted(set(pairs[:wanted]))
+    return sorted(set(pairs[:limit]))
 
 
 def counted(plan: HopperPlan, workers: Sequence[int]) -> dict[str, tuple[int, int]]:
@@ -121,18 +121,18 @@ def counted(plan: HopperPlan, workers: Sequence[int]) -> dict[str, tuple[int, in
     return counts
 
 
-def compare(target: str, words: str, wanted: int) -> Comparison:
+def compare(target: str, words: str, limit: int) -> Comparison:
     """Compare the counts of a workload's best kernel.
 
     Parameters
     ----------
     target, words : str
         Target and workload.
-    wanted : int
+    limit : int
         Number of workers.
     """
     plan, us = best_plan(target, words)
-    workers = sampled_workers(plan.order.workers, wanted)
+    workers = sampled_workers(plan.order.workers, limit)
     operations = 2 * plan.product.program.unfused.macs / us / 1e6
     return Comparison(
         title=f"{target} {words}",

@@ -235,12 +235,15 @@ def execution_text(network: Network, cpu: Mapping[str, Any] | None) -> str:
 
 
 def portable_lines(network: Network) -> list[str]:
-    """Return a line for each reason why products are portable code, with their names."""
-    names: dict[str, list[str]] = {}
+    """Return a line for each reason why products have no kernel of a unit, with their names."""
+    names: dict[tuple[str, str], list[str]] = {}
     for operator in network.operators:
         if network.state(operator) is State.UNMATCHED:
-            names.setdefault(operator.reason or "unknown reason", []).append(operator.name)
-    return [f"portable code: {_first(group)}: {reason}" for reason, group in names.items()]
+            # Where products run one by one, the host computes these.
+            executed = "on the host" if operator.host else "portable code"
+            reason = operator.reason or "unknown reason"
+            names.setdefault((executed, reason), []).append(operator.name)
+    return [f"{executed}: {_first(group)}: {reason}" for (executed, reason), group in names.items()]
 
 
 def _first(names: Sequence[str]) -> str:

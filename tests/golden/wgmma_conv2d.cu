@@ -43,6 +43,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_kernel(const __grid
     cpembed_registers_dec_40();
     producer_ptr[0] = (((int)threadIdx.x) - 256);
     if (producer_ptr[0] == 0) {
+      cpembed_prefetch_map(((unsigned long long)(&(A_map))));
+      cpembed_prefetch_map(((unsigned long long)(&(B_map))));
       for (int turn_of_block = 0; turn_of_block < 4; ++turn_of_block) {
         item_ptr[0] = (turn_of_block + worker_ptr[0]);
         item_ptr[0] = item_ptr[0];
@@ -50,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_kernel(const __grid
         item_ptr[0] = ((item_ptr[0] * 2) + rank_ptr[0]);
         column_block_ptr[0] = 0;
         for (int step = 0; step < 9; ++step) {
-          cpembed_mbarrier_wait_cluster((&(shared_ptr[((ring_ptr[0] * 8) + 57368)])), (ring_ptr[1] ^ 1));
+          cpembed_mbarrier_wait((&(shared_ptr[((ring_ptr[0] * 8) + 57368)])), (ring_ptr[1] ^ 1));
           deep_step_ptr[0] = step;
           barrier_ptr[0] = ((ring_ptr[0] * 8) + 57344);
           cpembed_mbarrier_expect((&(shared_ptr[barrier_ptr[0]])), 12288);

@@ -26,7 +26,17 @@ from cpembed.targets.cuda.writer import Writer, quotient, register_pointer, shar
 
 
 def consumers_of(writer: Writer, plan: HopperPlan, ring: Ring) -> Consumers:
-    """Return the writer of a plan's consumers."""
+    """Return the writer of a plan's consumers.
+
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel.
+    plan : HopperPlan
+        Plan of the kernel.
+    ring : Ring
+        Stages that the consumers read.
+    """
     kind = WarpGroups if plan.schedule.warps is None else Warps
     return kind(writer, plan, ring)
 

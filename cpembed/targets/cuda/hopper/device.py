@@ -145,19 +145,6 @@ def _barriers() -> Iterator[_Definition]:
         f"{barrier}, int parity",
         [_asm(wait, _shared("barrier"), '"r"(parity)')],
     )
-    # What other blocks of a cluster did before they arrived is visible behind it.
-    yield (
-        "void",
-        "cpembed_mbarrier_wait_cluster",
-        f"{barrier}, int parity",
-        [
-            _asm(
-                wait.replace(".parity", ".parity.acquire.cluster"),
-                _shared("barrier"),
-                '"r"(parity)',
-            )
-        ],
-    )
     synchronise = ["arrive.release", "wait.acquire"]
     yield (
         "void",
@@ -165,9 +152,12 @@ def _barriers() -> Iterator[_Definition]:
         "",
         [_asm(f"barrier.cluster.{step}.aligned;") for step in synchronise],
     )
+    # Without .release.cluster, and waited for without .acquire.cluster, as CUTLASS does it
+    # (cutlass/arch/barrier.h, ClusterBarrier): nothing that a consumer writes is read behind it.
+    # Otherwise ptxas puts a memory barrier into each stage, and clears L1.
     arrive = (
         "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote]; }"
     )
     yield (
         "void",
@@ -292,6 +282,32 @@ def _groups() -> Iterator[_Definition]:
         "cpembed_opaque_float",
         "void* registers",
         ['asm volatile("mov.b32 %0, %0;" : "+f"(*static_cast<float*>(registers)));'],
+    )
+    # Sums of float16 are two to a register; those of parts are added in float32.
+    sums = [f'"+f"(static_cast<float*>(sums)[{number}])' for number in range(2)]
+    add = (
+        "{ .reg .f16 low, high; .reg .f32 first, second; mov.b32 {low, high}, %2; "
+        "cvt.f32.f16 first, low; cvt.f32.f16 second, high; "
+        "add.f32 %0, %0, first; add.f32 %1, %1, second; }"
+    )
+    pair = '"r"(*static_cast<const unsigned int*>(pair))'
+    yield (
+        "void",
+        "cpembed_add_halves",
+        "void* sums, const void* pair",
+        [_asm(add, pair, outputs=tuple(sums))],
+    )
+    yield (
+        "void",
+        "cpembed_round_halves",
+        "void* pair, const void* sums",
+        [
+            _asm(
+                "cvt.rn.f16x2.f32 %0, %2, %1;",
+                *(f'"f"(static_cast<const float*>(sums)[{number}])' for number in range(2)),
+                outputs=('"=r"(*static_cast<unsigned int*>(pair))',),
+            )
+        ],
     )
     # Counts a part of a reduction. What the block stored before a barrier before it is seen by the
     # block that counts next, behind a barrier after it.

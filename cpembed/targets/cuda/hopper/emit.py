@@ -23,6 +23,7 @@ from cpembed.targets.cuda.hopper.layouts import ALIGNMENT
 from cpembed.targets.cuda.hopper.loads import (
     copied_bytes,
     factor_parameter,
+    map_name,
     write_asynchronous,
     write_by_threads,
 )
@@ -110,6 +111,7 @@ class _Body:
             else:
                 # One thread issues all copies; the other warps of the group have ended.
                 with self.script.nested("if producer == 0:"):
+                    self._prefetch_maps()
                     self._produce()
         with self.script.nested("else:"):
             self._change_registers("inc", 2)
@@ -163,6 +165,11 @@ class _Body:
             self.ring.advance()
         if self.plan.by_threads:
             self._finish_copies()
+
+    def _prefetch_maps(self) -> None:
+        for number, load in enumerate(self.schedule.loads):
+            if load == "tensor":
+                self.writer.call("cpembed_prefetch_map", f"T.address_of({map_name(number)})")
 
     def _fill_stage(self) -> None:
         first = "" if self.plan.is_whole else "first_step + "

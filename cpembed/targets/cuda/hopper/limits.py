@@ -57,8 +57,6 @@ def check(plan: HopperPlan, shared_bytes: int) -> None:
             raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
     if schedule.streamed and schedule.splits > 1:
         raise LoweringError(f"{schedule}: a reduction is split or divided evenly, not both")
-    if schedule.streamed and product.sums == "float16":
-        raise LoweringError(f"{schedule}: parts of float16 sums would be rounded")
     _check_cluster(plan)
     order = plan.order
     if (order.splits - 1) * order.part_steps >= order.steps:

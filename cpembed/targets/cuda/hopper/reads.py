@@ -128,7 +128,7 @@ def _view_reads(
             [np.broadcast_to(index.evaluate(values), batch.shape) for index in indices]
             for indices in (copy.coordinates, copy.filter)
         )
-        count = _walked if view.is_im2col else _boxed
+        count = _pixels_read if view.is_im2col else _boxes_read
         total += count(view.tensor_map, places, offsets)
     return total[:, inverse.reshape(-1)]
 
@@ -143,7 +143,7 @@ def _places(first: Numbers, step: int, count: int, size: int) -> tuple[Numbers, 
     return first + begin * step, np.maximum(0, end - begin)
 
 
-def _boxed(tensor_map: TensorMap, places: Sequence[Numbers], _: Sequence[Numbers]) -> Numbers:
+def _boxes_read(tensor_map: TensorMap, places: Sequence[Numbers], _: Sequence[Numbers]) -> Numbers:
     """Return the bytes of boxes that are inside of the array, and their sectors."""
     counts = list(reversed(tensor_map.image_shape))
     steps = (1, *tensor_map.element_strides[1:])
@@ -164,7 +164,7 @@ def _boxed(tensor_map: TensorMap, places: Sequence[Numbers], _: Sequence[Numbers
     return _transferred(tensor_map, row, (even, odd))
 
 
-def _walked(
+def _pixels_read(
     tensor_map: TensorMap, places: Sequence[Numbers], offsets: Sequence[Numbers]
 ) -> Numbers:
     """Return the bytes of pixels in im2col mode that are inside of the array, and their sectors."""

@@ -66,8 +66,7 @@ class Ring:
         """Write a producer's wait for its stage."""
         empty = shared_pointer(self.barrier("ring[0]", empty=True))
         # The first turn finds the parity of a phase that never was: stages are empty.
-        scope = "_cluster" * (self.schedule.cluster_blocks > 1)
-        self.writer.call(f"cpembed_mbarrier_wait{scope}", empty, "T.bitwise_xor(ring[1], 1)")
+        self.writer.call("cpembed_mbarrier_wait", empty, "T.bitwise_xor(ring[1], 1)")
 
     def await_full(self) -> None:
         """Write a consumer's wait for its stage."""

@@ -25,6 +25,8 @@ COUNTERS = "Counters"
 CLEARING_THREADS = 128
 """Number of threads of a block that clears counters."""
 
+REGISTER_BYTES = 4
+
 BARRIER = 1
 """Number of the barrier of the consumers; barrier 0 is that of whole blocks."""
 
@@ -137,31 +139,56 @@ def write_strip(writer: Writer, plan: HopperPlan, registers: int) -> None:
         Number of sums of a thread in a strip.
     """
     script, sums = writer.script, plan.product.sums
-    width, size = _vector(plan)
-    script.line(f'total = T.alloc_buffer(({registers},), "{sums}", scope="local")')
+    halves = sums == "float16"
+    dtype = "uint32" if halves else sums
+    script.line(f'total = T.alloc_buffer(({registers},), "{dtype}", scope="local")')
     with script.nested(f"for i in T.unroll({registers}):"):
-        script.line(f"total[i] = T.Select(parts > 1, T.{sums}(0), sums[strip * {registers} + i])")
+        script.line(f"total[i] = T.Select(parts > 1, T.{dtype}(0), sums[strip * {registers} + i])")
     with script.nested("if parts > 1:"):
-        script.line(f'addend = T.alloc_buffer(({width},), "{sums}", scope="local")')
-        with (
-            script.nested("for other in T.serial(parts):"),
-            script.nested(f"for i in T.unroll({registers // width}):"),
-        ):
-            vector = f"strip * {registers // width} + i"
-            source = _place(plan, width, "part_slot - part + other", vector)
-            writer.call(f"cpembed_load_{size}", register_pointer("addend", "0"), source, "1")
-            for number in range(width):
-                target = f"total[i * {width} + {number}]"
-                script.line(f"{target} = {target} + addend[{number}]")
+        # Parts of float16 are added in float32, and rounded once.
+        name = "wide" if halves else "total"
+        if halves:
+            script.line(f'wide = T.alloc_buffer(({2 * registers},), "float32", scope="local")')
+            with script.nested(f"for i in T.unroll({2 * registers}):"):
+                script.line("wide[i] = T.float32(0)")
+        _add_parts(writer, plan, registers, name)
+        if halves:
+            with script.nested(f"for i in T.unroll({registers}):"):
+                pair, source = register_pointer("total", "i"), register_pointer("wide", "i * 2")
+                writer.call("cpembed_round_halves", pair, source)
+
+
+def _add_parts(writer: Writer, plan: HopperPlan, registers: int, name: str) -> None:
+    """Write the sum of a strip of all parts of a tile, in their order, into an array."""
+    script, sums = writer.script, plan.product.sums
+    width, size = _vector(plan)
+    halves = sums == "float16"
+    dtype = "uint32" if halves else sums
+    script.line(f'addend = T.alloc_buffer(({width},), "{dtype}", scope="local")')
+    with (
+        script.nested("for other in T.serial(parts):"),
+        script.nested(f"for i in T.unroll({registers // width}):"),
+    ):
+        vector = f"strip * {registers // width} + i"
+        source = _place(plan, width, "part_slot - part + other", vector)
+        writer.call(f"cpembed_load_{size}", register_pointer("addend", "0"), source, "1")
+        for number in range(width):
+            target = f"i * {width} + {number}"
+            if halves:
+                pair = register_pointer("addend", str(number))
+                writer.call("cpembed_add_halves", register_pointer(name, f"({target}) * 2"), pair)
+            else:
+                script.line(f"{name}[{target}] = {name}[{target}] + addend[{number}]")
 
 
 def _vector(plan: HopperPlan) -> tuple[int, int]:
-    """Return the number of sums of an access of the workspace, and their bytes."""
+    """Return the number of registers of an access of the workspace, and their bytes."""
     width = min(4, plan.product.instruction.registers[2])
-    return width, width * size_bytes(plan.product.sums)
+    return width, width * REGISTER_BYTES
 
 
 def _place(plan: HopperPlan, width: int, slot: str, vector: str) -> str:
     """Return a pointer to a vector of a thread; those of neighbouring threads are neighbours."""
-    inside = f"(({vector}) * {plan.schedule.consumers} + thread) * {width}"
+    length = width * REGISTER_BYTES // size_bytes(plan.product.sums)
+    inside = f"(({vector}) * {plan.schedule.consumers} + thread) * {length}"
     return f"T.address_of({PARTIAL}[({slot}) * {plan.block_sums} + {inside}])"

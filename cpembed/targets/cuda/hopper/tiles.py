@@ -396,11 +396,6 @@ def multicast_mask(cluster: tuple[int, int], number: int) -> str:
     return str(mask) if columns == 1 else f"T.shift_left({mask}, rank % {columns})"
 
 
-def sharers(cluster: tuple[int, int], number: int) -> int:
-    """Return the number of blocks of a cluster that read the same image of a factor."""
-    return cluster[1 - number]
-
-
 @lru_cache(maxsize=1024)
 def wave_reads(order: TileOrder) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which rows, and which columns, of workers' tiles each turn reads: turns by places.

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.fragment_products import MATRIX_BYTES
 from cpembed.targets.cuda.hopper.factors import Numbers, digit_values
 from cpembed.targets.cuda.hopper.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.hopper.loads import factor_bytes
@@ -22,9 +23,6 @@ from cpembed.targets.cuda.hopper.tiles import WorkItem
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.traffic import read_back_wavefronts, staged_wavefronts, wavefronts
-
-MATRIX_BYTES = 32
-"""Number of bytes along the depth of the factors of one instruction."""
 
 WARPS = WARP_GROUP // LANES
 
@@ -69,7 +67,7 @@ class HopperTraffic:
 
 @dataclass(frozen=True)
 class _Share:
-    """What some workers of a kernel do, counted in blocks."""
+    """Work of some workers of a kernel, counted in blocks."""
 
     stages: int
     results: int
@@ -84,7 +82,7 @@ class _Share:
     """Number of tiles that they are added to."""
 
 
-def _whole(plan: HopperPlan) -> _Share:
+def _kernel_share(plan: HopperPlan) -> _Share:
     order, blocks = plan.order, plan.schedule.cluster_blocks
     parts = order.streamed_parts
     return _Share(
@@ -152,7 +150,7 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
         Workers that are counted, as if no other were there; by default all of them.
     """
     product, schedule = plan.product, plan.schedule
-    share = _whole(plan) if workers is None else _share(plan, workers)
+    share = _kernel_share(plan) if workers is None else _share(plan, workers)
     rows, stages = schedule.block[0], share.stages
     # A copy to several blocks counts once.
     images = [factor_bytes(plan, n) // schedule.sharers(n) for n in range(2)]

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -35,13 +34,9 @@ from cpembed.targets.cuda.hopper.boxes import (
     walk_digits,
 )
 from cpembed.targets.cuda.hopper.factors import FactorAccess, Numbers, accesses
+from cpembed.targets.cuda.hopper.layouts import SPANS, Major
 from cpembed.targets.cuda.hopper.tensor_maps import Im2colBox, TensorMap
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
-
-Major = Literal["k", "mn"]
-
-SPANS = (32, 64, 128)
-"""Lengths of an image's rows in bytes."""
 
 BLOCK_ROWS = 64
 """Number of rows of a factor in a block of an image that is M-major or N-major."""

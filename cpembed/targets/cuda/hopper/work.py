@@ -129,18 +129,18 @@ def _bytes_from_dram(plan: HopperPlan, gpu: Gpu) -> float:
     Each factor once if both fit L2. Otherwise each turn of the persistent blocks reads its rows and
     columns; those of the turn before are still in L2 if all of that turn fitted.
     """
-    whole = tuple(operand_bytes(plan.operand(number)) for number in range(2))
-    if sum(whole) <= gpu.l2_capacity:
-        return sum(whole)
+    factors = tuple(operand_bytes(plan.operand(number)) for number in range(2))
+    if sum(factors) <= gpu.l2_capacity:
+        return sum(factors)
     reads = wave_reads(plan.order)
     # Bytes of all of the depth of a worker's rows, and of its columns.
-    sizes = [size / read.shape[1] for size, read in zip(whole, reads, strict=True)]
+    sizes = [size / read.shape[1] for size, read in zip(factors, reads, strict=True)]
     turns = reads[0].sum(axis=1) * sizes[0] + reads[1].sum(axis=1) * sizes[1]
     again = sum(
         (read[1:] & read[:-1]).sum(axis=1) * size for read, size in zip(reads, sizes, strict=True)
     )
     total = turns.sum() - np.where(turns[:-1] <= gpu.l2_capacity, again, 0.0).sum()
-    return max(sum(whole), float(total))
+    return max(sum(factors), float(total))
 
 
 def _auxiliary(plan: HopperPlan, gpu: Gpu) -> tuple[KernelWork, ...]:

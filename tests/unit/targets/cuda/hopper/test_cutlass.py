@@ -101,3 +101,17 @@ def test_corners_and_filters_are_those_of_forward_convolutions(
         assert view.tensor_map.bases == tuple(reversed(bases))
         names = [index.iterators for copy in view.copies for index in copy.filter]
         assert [[name[0] for name in sorted(each)] for each in names] == [["s"], ["r"]]
+
+
+@pytest.mark.parametrize("words", ["gemm m=100 n=72 k=200", "gemm m=72 n=136 k=40 trans_a=1"])
+def test_barriers_expect_the_bytes_of_whole_boxes(words: str) -> None:
+    """Zeros outside of the array count too.
+
+    TmaTransactionBytes of sm90_mma_tma_gmma_ss_warpspecialized.hpp is that of the tiles of a stage,
+    wherever these lie.
+    """
+    for product in products(words, "fused"):
+        for number, rows in ((0, product.instruction.m), (1, product.instruction.n)):
+            for tiles in (2, 8):
+                for view in image_views(product, number, tiles, 4):
+                    assert view.transaction_bytes == tiles * rows * 4 * product.instruction.k * 2

@@ -6,6 +6,8 @@ import random
 import re
 import shutil
 import subprocess
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from cpembed.targets.cuda.hopper.reads import loaded
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
 from cpembed.targets.cuda.hopper.traffic import HopperTraffic, traffic
 from tests.unit.targets.cuda.hopper.products import SHARED_BYTES, lowered, random_plan
+from tests.unit.targets.cuda.machine_code import opcodes
 
 needs_compiler = pytest.mark.skipif(
     bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
@@ -130,6 +133,59 @@ def test_blocks_of_a_cluster_share_what_they_load(
     assert kernels.kernel_counters["product_kernel"].multicast_bytes > 0
 
 
+@needs_compiler
+@pytest.mark.parametrize("target", ["wgmma_f16_f16", "wgmma_s8"])
+def test_parts_of_any_sums_are_added(target: str) -> None:
+    words = "gemm m=133 n=75 k=264" + " dtype=int8" * (target == "wgmma_s8")
+    operator, product = lowered(words, target, "fused")
+    schedule = HopperSchedule(2, (1, 4), 2, 4, ("threads", "bulk"), streamed=True, blocks=4)
+    plan = HopperPlan(product, schedule)
+    check(plan, SHARED_BYTES)
+    assert plan.order.streamed_parts == 4
+    kernels = CudaKernels(plan, cuda_text(plan))
+    compare(operator, kernels, 3)
+    check_counts(kernels)
+
+
+@needs_compiler
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("in_registers", [False, True])
+def test_groups_take_turns(groups: int, in_registers: bool) -> None:
+    """One block computes more tiles than there are groups, of which each has several stages."""
+    operator, product = lowered("gemm m=300 n=40 k=200", "wgmma_f16", "in_place_padded")
+    schedule = HopperSchedule(
+        groups, (1, 5), 2, 3, ("tensor", "tensor"), blocks=1, in_registers=in_registers,
+        alternating=True,
+    )  # fmt: skip
+    plan = HopperPlan(product, schedule)
+    check(plan, SHARED_BYTES)
+    kernels = CudaKernels(plan, cuda_text(plan))
+    compare(operator, kernels, 3)
+    check_counts(kernels)
+
+
+@needs_compiler
+def test_workers_have_shares_of_the_traffic() -> None:
+    """Counted one by one, their work is that of the kernel, and the emulator's."""
+    _, product = lowered(
+        "conv2d n=2 c=32 h=9 w=9 k=40 r=3 s=3 pad=1 layout=NHWC", "wgmma_f16", "fused"
+    )
+    schedule = HopperSchedule(1, (1, 3), 2, 3, ("tensor", "tensor"), blocks=3)
+    plan = HopperPlan(product, schedule)
+    kernels = CudaKernels(plan, cuda_text(plan))
+    total = Counter[str]()
+    for worker in range(plan.order.workers):
+        share, counters = traffic(plan, [worker]), kernels.count([worker])
+        assert share.stored_bytes == counters.global_store_bytes
+        assert share.matrix_wavefronts == counters.wgmma_wavefronts
+        items = list(plan.order.items(worker))
+        assert loaded(plan, items) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
+        total.update(asdict(share))
+    # Each rounds its bytes up to sectors.
+    del total["stored_sectors"]
+    assert total == Counter({name: n for name, n in asdict(traffic(plan)).items() if name in total})
+
+
 STORED = {
     "float16": Epilogue("float16", bias=True, relu=True),
     "float32": Epilogue("float32", scale=True, bias=True),
@@ -152,6 +208,30 @@ def test_results_are_stored_by_their_epilogue(stored: str, layout: str, target: 
     operator, product = lowered(words, target, "fused", 0, epilogue)
     plan = random_plan(random.Random(f"{stored} {layout} {target}"), product)
     compare(operator, CudaKernels(plan, cuda_text(plan)), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("alternating", [False, True])
+def test_the_main_loop_waits_for_stages_alone(
+    cluster: tuple[int, int], alternating: bool, tmp_path: Path
+) -> None:
+    """Between products is no memory barrier, and descriptors stay in uniform registers."""
+    _, product = lowered("gemm m=8192 n=8192 k=8192", "wgmma_f16", "fused")
+    schedule = HopperSchedule(
+        2, (1, 32), 4, 4, ("tensor", "tensor"), blocks=132, cluster=cluster,
+        alternating=alternating,
+    )  # fmt: skip
+    text, cubin = tmp_path / "kernel.cu", tmp_path / "kernel.cubin"
+    text.write_text(cuda_text(HopperPlan(product, schedule)).source)
+    options = ["-cubin", "-arch=sm_90a", "-std=c++17", "-O3", "-o", str(cubin)]
+    subprocess.run(["nvcc", *options, str(text)], check=True, capture_output=True)
+    names = opcodes(cubin)["product_kernel"]
+    products = [place for place, name in enumerate(names) if name.startswith("HGMMA")]
+    loop = names[products[0] : products[-1]]
+    assert len(products) >= 4
+    assert not [name for name in loop if name.startswith(("MEMBAR", "ERRBAR", "CCTL", "R2UR"))]
 
 
 @pytest.mark.slow

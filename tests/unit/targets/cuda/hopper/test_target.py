@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from cpembed.driver.named import hardware_spec
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.options import SearchOptions
+from cpembed.driver.solve import TopCandidates, searches
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.hopper.limits import check
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
@@ -74,3 +76,16 @@ def test_factors_are_loaded_from_where_they_are() -> None:
     assert not plan.packs(0)
     assert not plan.packs(1)
     assert [image.major for image in plan.images] == ["k", "mn"]
+
+
+def test_padded_rows_are_compared_with_rows_of_any_pixels() -> None:
+    """56 columns fill 56 of 64 rows: enough for other targets, which do not search further."""
+    words = "conv2d n=16 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 layout=NHWC"
+    spec = hardware_spec("wgmma_f16")
+    operator, options = workload(words, target=spec), SearchOptions()
+    narrow = searches(operator, spec, options, TopCandidates(8), well_used=0.85)
+    both = searches(
+        operator, spec, options, TopCandidates(8), well_used=HopperTarget.policy.well_used
+    )
+    assert [result.utilisation for result in narrow] == [0.875]
+    assert [result.utilisation for result in both] == [0.875, 1.0]
