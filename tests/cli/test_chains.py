@@ -45,6 +45,14 @@ def test_a_chain_is_built_verified_and_saved(cpembed: Caller, tmp_path: Path) ->
     assert (folder / "check.py").exists()
 
 
+@needs_compiler
+def test_kernels_apart_are_built_where_they_are_asked_for(cpembed: Caller) -> None:
+    called = cpembed("run", *HEADS, "--target", "mma_f16", "--apart", "--json")
+    document = json.loads(called.out)
+    assert (document["fuses"], document["fused"], document["verified"]) == (True, False, True)
+    assert document["executed"] == document["apart"]
+
+
 @pytest.mark.parametrize(
     "words, problem",
     [
@@ -54,6 +62,10 @@ def test_a_chain_is_built_verified_and_saved(cpembed: Caller, tmp_path: Path) ->
         ),
         (("run", *HEADS, "--target", "mma_f16", "--relu"), "--relu means nothing for a chain"),
         (("run", "attention", "b=1", "--target", "mma_f16"), "attention: missing h q k d"),
+        (
+            ("run", "gemm", "m=8", "n=8", "k=8", "--target", "mma_f16", "--apart"),
+            "--fuse and --apart apply to chains of products",
+        ),
     ],
 )
 def test_what_means_nothing_is_refused(

@@ -12,6 +12,7 @@ from cpembed.targets.chains import ChainCandidate, ChainChoice, PairCount
 from cpembed.targets.cuda.chains.apart import ApartPlan, plan_apart
 from cpembed.targets.cuda.chains.model import UnfusedTimes, estimate_apart
 from cpembed.targets.cuda.chains.pairs import Pair, Pairs, find_pairs, prove
+from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.chains.space import ScoredChain, has_kernel, ranked_plans
 from cpembed.targets.cuda.model import Gpu
 from cpembed.workloads.chains import ProductChain
@@ -71,17 +72,9 @@ def _unfused(chain: ProductChain, pair: Pair, gpu: Gpu) -> tuple[ApartPlan, Unfu
 
 
 def _unfused_candidate(plan: ApartPlan, times: UnfusedTimes) -> ChainCandidate:
-    first, second = plan.pair.first.ranked, plan.pair.second.ranked
     by_kernel = times.by_kernel
-    return ChainCandidate(
-        mappings=("   ".join(first.embedding.axis_texts), "   ".join(second.embedding.axis_texts)),
-        identifiers=(first.identifier, second.identifier),
-        via="global memory",
-        schedule=plan.schedule_text,
-        estimated_us=sum(by_kernel.values()),
-        bound_by=max(by_kernel, key=lambda name: by_kernel[name]),
-        plan=plan,
-    )
+    busiest = max(by_kernel, key=lambda name: by_kernel[name])
+    return _described(plan, "global memory", sum(by_kernel.values()), busiest)
 
 
 def _distinct(plans: Any) -> list[ScoredChain]:
@@ -98,14 +91,18 @@ def _distinct(plans: Any) -> list[ScoredChain]:
 def _candidate(scored: ScoredChain) -> ChainCandidate:
     plan = scored.plan
     prove(plan.pair)
+    return _described(plan, plan.schedule.via, scored.us, scored.estimate.bound.removesuffix("_us"))
+
+
+def _described(plan: ChainPlan | ApartPlan, via: str, us: float, bound: str) -> ChainCandidate:
     first, second = plan.pair.first.ranked, plan.pair.second.ranked
     return ChainCandidate(
         mappings=("   ".join(first.embedding.axis_texts), "   ".join(second.embedding.axis_texts)),
         identifiers=(first.identifier, second.identifier),
-        via=plan.schedule.via,
+        via=via,
         schedule=plan.schedule_text,
-        estimated_us=scored.us,
-        bound_by=scored.estimate.bound.removesuffix("_us"),
+        estimated_us=us,
+        bound_by=bound,
         plan=plan,
     )
 

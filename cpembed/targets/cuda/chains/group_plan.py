@@ -267,6 +267,6 @@ class GroupPlan(ChainPlan):
         if not all(factor.image.is_legal for factor in panels):
             raise LoweringError(f"{schedule}: no swizzle of the factors' rows")
         second = self.second_panels
-        if not second.view.zero_beyond and self.second.tiles[3] % second.panel:
+        if not second.view.zero_beyond and self.second.tiles[3] % schedule.chunk:
             # Zeros between do not hide infinities.
             raise LoweringError(f"{schedule}: the last chunk goes beyond the depth")

@@ -31,7 +31,7 @@ COLUMNS = (8, 16, 32)
 GROUPS = (1, 2, 3)
 """Numbers of consumer groups of a block."""
 
-GROUP_CHUNKS = (2, 4, 6, 8, 11)
+GROUP_CHUNKS = (1, 2, 4, 6, 8, 11)
 """Numbers of instruction tiles along the second product's depth in a stage of warp groups."""
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

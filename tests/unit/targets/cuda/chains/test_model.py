@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cpembed.driver.chains import named_chain, solve_chain
@@ -16,7 +17,7 @@ from cpembed.targets.cuda.chains.plan import ChainSchedule
 from cpembed.targets.cuda.chains.space import ranked_plans, score
 from cpembed.targets.cuda.model import gpu
 from cpembed.workloads.chains import ProductChain
-from tests.unit.targets.cuda.chains.generated import chain_of, kernels_of, plan_of
+from tests.unit.targets.cuda.chains.generated import chain_of, group_plan_of, kernels_of, plan_of
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
 A100 = gpu(hardware_spec("mma_f16"), "a100")
@@ -99,6 +100,28 @@ def test_products_are_those_that_the_emulator_counts(words: str) -> None:
     assert products == work.blocks * work.warps * work.steps * of_a_step
     cycles = of_a_step * A100.product_cycles
     assert work.compute.tensor == cycles
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "words, columns",
+    [("attention b=1 h=2 q=128 k=256 d=64", 8), ("attention b=1 h=1 q=200 k=250 d=80 e=72", 9)],
+)
+def test_warp_groups_read_and_load_what_the_emulator_counts(words: str, columns: int) -> None:
+    schedule = ChainSchedule("registers", (2, 1), 1, 4, columns)
+    plan = group_plan_of(chain_of(words), np.random.default_rng(0), lambda *_: schedule, number=0)
+    kernels = kernels_of(plan)
+    kernels.run(plan.chain.random_inputs(0))
+    counters = kernels.kernel_counters["chain_kernel"]
+    work = work_of(plan, gpu(hardware_spec("wgmma_f16")))
+    chunks = work.blocks * work.steps
+    # Every warp of a group counts an instruction.
+    of_a_chunk = plan.first.tiles[3] + schedule.chunk
+    assert sum(counters.mma.values()) == chunks * plan.groups * 4 * of_a_chunk
+    assert counters.wgmma_wavefronts == chunks * work.compute.shared
+    assert counters.wgmma_wavefronts == counters.wgmma_wavefronts_least
+    loaded = chunks * work.fetch.bytes + work.blocks * plan.rows_panels.transaction_bytes
+    assert counters.bulk_load_image_bytes == loaded
 
 
 def test_plans_are_ranked_by_their_estimates() -> None:

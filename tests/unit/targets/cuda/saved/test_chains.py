@@ -47,7 +47,9 @@ def test_a_chain_checks_itself(
 
     def check() -> tuple[int, str]:
         library = fake_driver.emulated(folder / "chain.cu")
-        env = fake_driver.environment(driver, "run", FAKE_CUDA_PROGRAM=library)
+        hopper = {"FAKE_CUDA_CAPABILITY": 90, "FAKE_CUDA_SHARED": 232448}
+        device = hopper if target.startswith("wgmma") else {}
+        env = fake_driver.environment(driver, "run", FAKE_CUDA_PROGRAM=library, **device)
         done = fake_driver.check_py(folder, env, "--no-time")
         return done.returncode, done.stdout + done.stderr
 
