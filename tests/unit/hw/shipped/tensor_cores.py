@@ -94,13 +94,8 @@ FACTS = {
 
 def _machines(name: str) -> tuple[str, ...]:
     if name in WARP_GROUPS:
-<<<<<<< HEAD
-        return ("h100",)
-    return (*(("a100", "h100", "h200") if "f8" not in name else ()), *_PEAKS)
-=======
         return ("h100", "h200")
-    return ("rtx_5090",) if "f8" in name else ("a100", "h100", "h200", "rtx_5090")
->>>>>>> main
+    return (*(("a100", "h100", "h200") if "f8" not in name else ()), *_PEAKS)
 
 
 # Dense TFLOPS and TOPS of the white papers, two operations to a product: 312 and 624 of the A100;
