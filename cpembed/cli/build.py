@@ -114,14 +114,15 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     from cpembed.workloads.chains import names_chain
 
     if names_chain(words):
-        from cpembed.cli.chains import run_chain_command
+        from cpembed.cli.chains import build_chain_command
 
-        return run_chain_command(
+        return build_chain_command(
             words,
             arguments.target,
+            arguments.folder,
+            name=values["name"] or "kernel",
+            torch=values["torch"],
             machine=values["machine"],
-            seed=None,
-            save=arguments.folder,
             fuse=arguments.fuse,
             as_json=arguments.as_json,
         )

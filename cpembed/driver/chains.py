@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from cpembed.blocks import Displayed
 from cpembed.driver.named import hardware_spec, is_typed
 from cpembed.errors import BackendUnavailable, InvariantError
+from cpembed.export.program import require_name
+from cpembed.files import make_folder, write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import is_integer
 from cpembed.provenance import Provenance
@@ -27,6 +29,7 @@ from cpembed.steps import PhaseProgress as Progress
 from cpembed.steps import silent, step
 from cpembed.targets.base import Row
 from cpembed.targets.chains import ChainCandidate, ChainChoice, chaining
+from cpembed.targets.outputs import TorchSaveable, saved_file_instructions
 from cpembed.targets.registry import open_target
 from cpembed.workloads.chains import TOLERANCES, ProductChain, parse_chain
 
@@ -213,6 +216,51 @@ def run_chain(
         provenance=provenance,
         rows=rows,
     )
+
+
+def build_chain(
+    chain: ProductChain,
+    target: str | HardwareSpec,
+    path: Path,
+    *,
+    torch: bool = False,
+    machine: str | None = None,
+    fuse: bool | None = None,
+    progress: Progress | None = None,
+) -> ChainRun | ChainResult:
+    """Save the kernels of a chain after they were verified, with a README beside their folder.
+
+    Parameters
+    ----------
+    chain, target, machine, fuse, progress
+        As in :func:`run_chain`.
+    path : Path
+        Folder of the kernels, with whose name those of the kernels and files begin.
+    torch : bool, optional
+        Write an operator of PyTorch too.
+
+    Returns
+    -------
+    ChainRun or ChainResult
+        As from :func:`run_chain`.
+
+    Raises
+    ------
+    WorkloadError
+        If ``path`` ends in no identifier.
+    CpembedError
+        If the folder cannot be written, and as :func:`run_chain` raises.
+    """
+    require_name(path.name)
+    make_folder(path.parent)
+    result = run_chain(chain, target, machine=machine, save=path, fuse=fuse, progress=progress)
+    if isinstance(result, ChainRun):
+        opened = open_target(result.solved.target)
+        if torch and isinstance(opened, TorchSaveable):
+            opened.save_torch(path)
+        text = f"# {path.name}\n\n`{chain}` by {opened.spec.name}.\n\n"
+        write_whole(path.parent / "README.md", text + f"{saved_file_instructions(opened)}\n")
+    return result
 
 
 def _execute(

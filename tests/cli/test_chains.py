@@ -46,6 +46,27 @@ def test_a_chain_is_built_verified_and_saved(cpembed: Caller, tmp_path: Path) ->
 
 
 @needs_compiler
+def test_a_folder_has_the_name_and_operator_that_are_asked_for(
+    cpembed: Caller, tmp_path: Path
+) -> None:
+    words = ("mlp", "m=16", "n=16", "k=16", "p=16", "--target", "mma_f16")
+    cpembed("build", *words, "-o", str(tmp_path), "--name", "layers", "--torch", "--json")
+    kernels = tmp_path / "layers"
+    assert json.loads((kernels / "layers.json").read_text())["name"] == "layers"
+    assert (kernels / "layers_torch.py").exists()
+    assert "python check.py" in (tmp_path / "README.md").read_text()
+
+
+def test_tiles_are_not_padded_where_a_launch_takes_all_of_the_time(cpembed: Caller) -> None:
+    words = ("attention", "b=1", "h=2", "q=32", "k=32", "d=32", "--target", "mma_f16")
+    document = json.loads(cpembed("solve", *words, "--json").out)
+    first = document["candidates"][0]
+    assert first["bound_by"] == "launch"
+    # Each head has its own keys, so rows of other heads in a tile would be padding.
+    assert first["mappings"][0].startswith("x ← q:16 ")
+
+
+@needs_compiler
 def test_kernels_apart_are_built_where_they_are_asked_for(cpembed: Caller) -> None:
     called = cpembed("run", *HEADS, "--target", "mma_f16", "--apart", "--json")
     document = json.loads(called.out)

@@ -22,7 +22,7 @@ TARGETS = frozenset(hardware_spec_files()) - OPERATIONS
 """Names of machines: stems of specifications."""
 
 OPEN = {
-    "base", "capabilities", "choice", "commands", "family", "known", "methods", "outputs",
+    "base", "capabilities", "chains", "choice", "commands", "family", "known", "methods", "outputs",
     "portable", "processors", "registry", "tuner", "units", "verification",
 }  # fmt: skip
 """Modules of ``cpembed.targets`` for those above it; its folders are machines."""

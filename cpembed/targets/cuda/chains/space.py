@@ -37,6 +37,9 @@ GROUP_CHUNKS = (1, 2, 4, 6, 8, 11)
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of blocks that share the chunks of a block of results, besides 1."""
 
+CLOSE_RATIO = 1.02
+"""Ratio of estimated times up to which they count as equal to the least."""
+
 PAIRS = 6
 """Number of pairs whose schedules are compared: those of the fewest executions that have kernels;
 of pairs of equal numbers, which differ in the order of rows, the first ones."""
@@ -83,7 +86,15 @@ def ranked_plans(pairs: Pairs, gpu: Gpu) -> Sequence[ScoredChain]:
                 reason = str(error)
     if not scored:
         raise LoweringError(f"no kernel of the chain fits {gpu.name}: {reason}")
-    return sorted(scored, key=lambda item: (round(item.us, 3), item.plan.shared_bytes))
+    # Estimates so close to the least are no reason for more products, as of padded rows: small
+    # chains take as long as their launch.
+    close = CLOSE_RATIO * min(item.us for item in scored)
+
+    def rank(item: ScoredChain) -> tuple[float, ...]:
+        executed = item.plan.pair.executed
+        return max(item.us, close), executed, round(item.us, 3), item.plan.shared_bytes
+
+    return sorted(scored, key=rank)
 
 
 def score(plan: ChainPlan, gpu: Gpu) -> ScoredChain:

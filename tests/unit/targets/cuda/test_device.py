@@ -55,6 +55,9 @@ def kernel(name: str) -> str:
         body = f"{name}(shared);"
     elif name in ("cpembed_opaque", "cpembed_exp2"):
         body = fill("r", 4) + f"{name}(r);" + keep("r", 4)
+    elif name == "cpembed_pack_bfloat16":
+        first, second = (f"reinterpret_cast<const float*>(in)[t + {n}]" for n in (0, 32))
+        body = f"{name}(r, {first}, {second});" + keep("r", 1)
     elif "ldmatrix" in name:
         body = f"{name}(r, shared + t * 16);" + keep("r", 4)
     else:
@@ -132,7 +135,7 @@ def test_compilers_may_not_move_accesses_of_memory(name: str) -> None:
     for statement in re.findall(r"asm[^;]*\(.*\);", device.function(name)):
         ptx = re.findall(r'"([^"]*)"', statement)[0]
         # A function of registers alone may move.
-        is_pure = ptx.startswith("ex2.")
+        is_pure = ptx.startswith(("ex2.", "cvt."))
         assert is_pure or statement.startswith("asm volatile("), statement
         # Addresses are in brackets; commits and waits order the copies.
         if "[" in ptx or ptx.startswith("cp.async"):
@@ -162,6 +165,8 @@ def expected(name: str, architecture: str) -> tuple[str, int | None]:
     if name in ("cpembed_opaque", "cpembed_reserve"):
         # They do nothing that ptxas keeps.
         return "EXIT", None
+    if name == "cpembed_pack_bfloat16":
+        return "F2FP.BF16", 1
     if name == "cpembed_exp2":
         return "MUFU.EX2", 1
     if "cp_async_" in name:
