@@ -38,7 +38,7 @@ class Multiprocessor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     architecture: str
-    machines: list[str]
+    machines: tuple[str, ...]
     warps: int
     blocks: int
     registers: int
