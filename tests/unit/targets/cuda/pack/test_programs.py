@@ -199,7 +199,7 @@ def test_a_run_writes_after_every_layer_and_counts_what_is_bad(
         slugs.append(slug)
         document = entry(name) | {
             "slug": slug, "words": "", "kind": "gemm", "machine": "a100", "bytes": 5,
-            "epilogue": None, "storing": None,
+            "epilogue": None, "storing": None, "constraints": [],
         }  # fmt: skip
         (tmp_path / "layers" / slug).mkdir()
         (tmp_path / "layers" / slug / "layer.json").write_text(json.dumps(document))
