@@ -510,6 +510,9 @@ class Epilogue:
     ) -> NDArray[Any]:
         """Return the values after bias, scale, shift and ReLU, in float32 unless ``integers``."""
         value: NDArray[Any] = sums
+        if str(sums.dtype) in ("float16", "bfloat16"):
+            # Kernels add to short sums in float32 too: each step would round otherwise.
+            value = value.astype(np.float32)
         if self.bias:
             value = value + vectors[BIAS][channel]
         if not integers:

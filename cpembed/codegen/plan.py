@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cpembed.errors import LoweringError
+from cpembed.errors import InvariantError, LoweringError
 from cpembed.ir.dtypes import INPUT_DTYPES, dtype_info
 from cpembed.stores import Count
 
@@ -105,6 +105,7 @@ class KernelPlan:
 
 
 _LOOP = re.compile(r"for (?P<name>\w+) in T\.(?P<kind>\w+)\((?P<limits>.*)\):")
+_LOOP_VARIABLES = re.compile(r"for (?P<names>[\w, ]+) in ")
 _IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w.(])")
 
 
@@ -131,6 +132,7 @@ class Script:
         self._lines: list[str] = []
         self._depth = 0
         self._shifted: list[str] = []
+        self._loops: list[str] = []
         self._bounds = 0
 
     def line(self, text: str) -> None:
@@ -142,14 +144,24 @@ class Script:
 
     @contextmanager
     def nested(self, *headers: str) -> Generator[None]:
-        """Write headers, each one level below the last, and the lines written inside below them."""
-        outside = len(self._shifted)
+        """Write headers, each one level below the last, and the lines written inside below them.
+
+        Raises :class:`InvariantError` for a loop with the variable of a loop around it, of which
+        expressions inside could no longer speak.
+        """
+        outside, loops = len(self._shifted), len(self._loops)
         for header in headers:
+            if loop := _LOOP_VARIABLES.match(header):
+                variables = _IDENTIFIER.findall(loop["names"])
+                if hidden := {*variables} & {*self._loops}:
+                    raise InvariantError(f"{header} hides the loop variable {', '.join(hidden)}")
+                self._loops += variables
             self.line(self._with_bound_limits(header))
             self._depth += 1
         yield
         self._depth -= len(headers)
         del self._shifted[outside:]
+        del self._loops[loops:]
 
     def _with_bound_limits(self, header: str) -> str:
         """Return a header whose limits are variables where TVM would shift them wrongly.

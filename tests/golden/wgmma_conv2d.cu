@@ -3,12 +3,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_kernel(const __grid
   alignas(64) int rank_ptr[1];
   alignas(64) int ring_ptr[2];
   extern __shared__ __align__(1024) uchar shared_ptr[];
+  alignas(64) int warp_ptr[1];
   alignas(64) int producer_ptr[1];
   alignas(64) int item_ptr[1];
   alignas(64) int column_block_ptr[1];
   alignas(64) int deep_step_ptr[1];
   alignas(64) int barrier_ptr[1];
-  alignas(64) int warp_ptr[1];
   alignas(64) int lane_ptr[1];
   alignas(64) int consumer_ptr[1];
   alignas(64) uint64_t first_ptr[1];
@@ -39,7 +39,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_kernel(const __grid
     cpembed_mbarrier_init_fence();
   }
   cpembed_cluster_sync();
-  if (256 <= ((int)threadIdx.x)) {
+  warp_ptr[0] = cpembed_uniform((((int)threadIdx.x) / 32));
+  if (8 <= warp_ptr[0]) {
     cpembed_registers_dec_40();
     producer_ptr[0] = (((int)threadIdx.x) - 256);
     if (producer_ptr[0] == 0) {
@@ -70,9 +71,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_kernel(const __grid
     }
   } else {
     cpembed_registers_inc_232();
-    warp_ptr[0] = (((int)threadIdx.x) >> 5);
     lane_ptr[0] = (((int)threadIdx.x) & 31);
-    consumer_ptr[0] = cpembed_uniform((((int)threadIdx.x) >> 7));
+    consumer_ptr[0] = (warp_ptr[0] / 4);
     first_ptr[0] = cpembed_matrix_descriptor((&(shared_ptr[0])), (int64_t)4611686293305360384);
     second_ptr[0] = cpembed_matrix_descriptor((&(shared_ptr[8192])), (int64_t)4611686293305360384);
     for (int turn_of_block_1 = 0; turn_of_block_1 < 4; ++turn_of_block_1) {
@@ -157,66 +157,24 @@ extern "C" __global__ void __launch_bounds__(384, 1) product_kernel(const __grid
         cpembed_shared_store_8((&(shared_ptr[(((((lane_ptr[0] >> 2) * 160) + ((lane_ptr[0] & 3) * 8)) + stage_ptr[0]) + 96)])), (&(sums_ptr[12])));
         cpembed_shared_store_8((&(shared_ptr[(((((lane_ptr[0] >> 2) * 160) + ((lane_ptr[0] & 3) * 8)) + stage_ptr[0]) + 1376)])), (&(sums_ptr[14])));
         tvm_builtin_cuda_warp_sync();
-        slot_ptr[0] = lane_ptr[0];
-        result_row_ptr[0] = (slot_ptr[0] >> 3);
-        slot_ptr[0] = ((slot_ptr[0] & 7) * 4);
-        row_tile_ptr[0] = item_ptr_1[0];
-        column_tile_ptr[0] = ((column_block_ptr_1[0] * 4) + (slot_ptr[0] >> 3));
-        valid_ptr[0] = ((int)((((row_tile_ptr[0] < 7) && (column_tile_ptr[0] < 4)) && (-195 <= (((row_tile_ptr[0] * 64) + ((warp_ptr[0] & 3) * 16)) + result_row_ptr[0]))) && ((((row_tile_ptr[0] * 8) + ((warp_ptr[0] & 3) * 2)) + (result_row_ptr[0] >> 3)) < 49)));
-        row_tile_ptr[0] = ((((((row_tile_ptr[0] * 2048) + ((warp_ptr[0] & 3) * 512)) + (result_row_ptr[0] * 32)) + (column_tile_ptr[0] * 8)) + (slot_ptr[0] % 8)) * valid_ptr[0]);
-        cpembed_shared_load_16((&(held_ptr[0])), (&(shared_ptr[(((result_row_ptr[0] * 160) + (slot_ptr[0] * 4)) + stage_ptr[0])])));
-        int condval_6;
-        if (valid_ptr[0] == 1) {
-          condval_6 = row_tile_ptr[0];
-        } else {
-          condval_6 = 0;
+        #pragma unroll 1
+        for (int turn = 0; turn < 4; ++turn) {
+          slot_ptr[0] = ((turn * 32) + lane_ptr[0]);
+          result_row_ptr[0] = (slot_ptr[0] >> 3);
+          slot_ptr[0] = ((slot_ptr[0] & 7) * 4);
+          row_tile_ptr[0] = item_ptr_1[0];
+          column_tile_ptr[0] = ((column_block_ptr_1[0] * 4) + (slot_ptr[0] >> 3));
+          valid_ptr[0] = ((int)((((row_tile_ptr[0] < 7) && (column_tile_ptr[0] < 4)) && (-195 <= (((row_tile_ptr[0] * 64) + ((warp_ptr[0] & 3) * 16)) + result_row_ptr[0]))) && ((((row_tile_ptr[0] * 8) + ((warp_ptr[0] & 3) * 2)) + (result_row_ptr[0] >> 3)) < 49)));
+          row_tile_ptr[0] = ((((((row_tile_ptr[0] * 2048) + ((warp_ptr[0] & 3) * 512)) + (result_row_ptr[0] * 32)) + (column_tile_ptr[0] * 8)) + (slot_ptr[0] % 8)) * valid_ptr[0]);
+          cpembed_shared_load_16((&(held_ptr[0])), (&(shared_ptr[(((result_row_ptr[0] * 160) + (slot_ptr[0] * 4)) + stage_ptr[0])])));
+          int condval_6;
+          if (valid_ptr[0] == 1) {
+            condval_6 = row_tile_ptr[0];
+          } else {
+            condval_6 = 0;
+          }
+          cpembed_store_16((&(C_ptr[condval_6])), (&(held_ptr[0])), valid_ptr[0]);
         }
-        cpembed_store_16((&(C_ptr[condval_6])), (&(held_ptr[0])), valid_ptr[0]);
-        slot_ptr[0] = (lane_ptr[0] + 32);
-        result_row_ptr[0] = (slot_ptr[0] >> 3);
-        slot_ptr[0] = ((slot_ptr[0] & 7) * 4);
-        row_tile_ptr[0] = item_ptr_1[0];
-        column_tile_ptr[0] = ((column_block_ptr_1[0] * 4) + (slot_ptr[0] >> 3));
-        valid_ptr[0] = ((int)((((row_tile_ptr[0] < 7) && (column_tile_ptr[0] < 4)) && (-195 <= (((row_tile_ptr[0] * 64) + ((warp_ptr[0] & 3) * 16)) + result_row_ptr[0]))) && ((((row_tile_ptr[0] * 8) + ((warp_ptr[0] & 3) * 2)) + (result_row_ptr[0] >> 3)) < 49)));
-        row_tile_ptr[0] = ((((((row_tile_ptr[0] * 2048) + ((warp_ptr[0] & 3) * 512)) + (result_row_ptr[0] * 32)) + (column_tile_ptr[0] * 8)) + (slot_ptr[0] % 8)) * valid_ptr[0]);
-        cpembed_shared_load_16((&(held_ptr[0])), (&(shared_ptr[(((result_row_ptr[0] * 160) + (slot_ptr[0] * 4)) + stage_ptr[0])])));
-        int condval_7;
-        if (valid_ptr[0] == 1) {
-          condval_7 = row_tile_ptr[0];
-        } else {
-          condval_7 = 0;
-        }
-        cpembed_store_16((&(C_ptr[condval_7])), (&(held_ptr[0])), valid_ptr[0]);
-        slot_ptr[0] = (lane_ptr[0] + 64);
-        result_row_ptr[0] = (slot_ptr[0] >> 3);
-        slot_ptr[0] = ((slot_ptr[0] & 7) * 4);
-        row_tile_ptr[0] = item_ptr_1[0];
-        column_tile_ptr[0] = ((column_block_ptr_1[0] * 4) + (slot_ptr[0] >> 3));
-        valid_ptr[0] = ((int)((((row_tile_ptr[0] < 7) && (column_tile_ptr[0] < 4)) && (-195 <= (((row_tile_ptr[0] * 64) + ((warp_ptr[0] & 3) * 16)) + result_row_ptr[0]))) && ((((row_tile_ptr[0] * 8) + ((warp_ptr[0] & 3) * 2)) + (result_row_ptr[0] >> 3)) < 49)));
-        row_tile_ptr[0] = ((((((row_tile_ptr[0] * 2048) + ((warp_ptr[0] & 3) * 512)) + (result_row_ptr[0] * 32)) + (column_tile_ptr[0] * 8)) + (slot_ptr[0] % 8)) * valid_ptr[0]);
-        cpembed_shared_load_16((&(held_ptr[0])), (&(shared_ptr[(((result_row_ptr[0] * 160) + (slot_ptr[0] * 4)) + stage_ptr[0])])));
-        int condval_8;
-        if (valid_ptr[0] == 1) {
-          condval_8 = row_tile_ptr[0];
-        } else {
-          condval_8 = 0;
-        }
-        cpembed_store_16((&(C_ptr[condval_8])), (&(held_ptr[0])), valid_ptr[0]);
-        slot_ptr[0] = (lane_ptr[0] + 96);
-        result_row_ptr[0] = (slot_ptr[0] >> 3);
-        slot_ptr[0] = ((slot_ptr[0] & 7) * 4);
-        row_tile_ptr[0] = item_ptr_1[0];
-        column_tile_ptr[0] = ((column_block_ptr_1[0] * 4) + (slot_ptr[0] >> 3));
-        valid_ptr[0] = ((int)((((row_tile_ptr[0] < 7) && (column_tile_ptr[0] < 4)) && (-195 <= (((row_tile_ptr[0] * 64) + ((warp_ptr[0] & 3) * 16)) + result_row_ptr[0]))) && ((((row_tile_ptr[0] * 8) + ((warp_ptr[0] & 3) * 2)) + (result_row_ptr[0] >> 3)) < 49)));
-        row_tile_ptr[0] = ((((((row_tile_ptr[0] * 2048) + ((warp_ptr[0] & 3) * 512)) + (result_row_ptr[0] * 32)) + (column_tile_ptr[0] * 8)) + (slot_ptr[0] % 8)) * valid_ptr[0]);
-        cpembed_shared_load_16((&(held_ptr[0])), (&(shared_ptr[(((result_row_ptr[0] * 160) + (slot_ptr[0] * 4)) + stage_ptr[0])])));
-        int condval_9;
-        if (valid_ptr[0] == 1) {
-          condval_9 = row_tile_ptr[0];
-        } else {
-          condval_9 = 0;
-        }
-        cpembed_store_16((&(C_ptr[condval_9])), (&(held_ptr[0])), valid_ptr[0]);
         tvm_builtin_cuda_warp_sync();
       } else {
         later_ptr[0] = (ring_ptr[0] + 9);

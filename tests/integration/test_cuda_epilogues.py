@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.epilogue import (
+    BIAS,
     RESIDUAL,
     Chain,
     Epilogue,
@@ -124,3 +125,18 @@ def test_integers_without_functions_are_bit_exact() -> None:
     expected = epilogue.apply(reference(given, inputs), flat, channel_numbers(given), residual)
     np.testing.assert_array_equal(output, expected)
     assert len(np.unique(expected)) > 20
+
+
+def test_biases_are_added_to_sums_of_float16_in_float32() -> None:
+    """-1 and the least float16 are -0.99999994 in float32, and -1 in float16."""
+    epilogue = Epilogue("float32", bias=True)
+    made = kernels("gemm m=16 n=16 k=16", "mma_f16_f16", epilogue)
+    least = np.float16(2.0**-24)
+    inputs = {"A": np.eye(16, dtype=np.float16) * least, "B": np.eye(16, dtype=np.float16)}
+    bias = np.full(16, -1, np.float16)
+    output = made.run({**inputs, BIAS: bias})
+    given = made.plan.product.program.unfused
+    sums = reference(given, inputs)
+    expected = epilogue.apply(sums, {BIAS: bias}, channel_numbers(given))
+    np.testing.assert_array_equal(output, np.float32(-1) + np.eye(16, dtype=np.float32) * least)
+    np.testing.assert_array_equal(expected, output)

@@ -106,7 +106,7 @@ class Expected:
         zeros and the bits of a NaN.
     spreads : bool
         True if an input has NaN or infinities. Kernels that multiply zeros with which they pad a
-        sum may make more results NaN than the definition does, but at most half of the numbers.
+        sum may make more results NaN than the definition does, but not all of them.
     """
 
     array: Array
@@ -232,7 +232,8 @@ def _special_factors(workload: Computation, epilogue: Epilogue | None) -> dict[s
     rare = () if any(map(is_integer, stored)) else rare
     # As large as the integers, so that sums of them are exact as well, with zeros of both signs.
     values = tuple(value * least for value in drawings[first.tensor].values)
-    one_in = max(64, math.prod(first.shape) // RARE) if rare else 1
+    # A few only: each may spread over all results that a padded sum combines with its position.
+    one_in = max(64, 2 * math.prod(first.shape) // RARE) if rare else 1
     drawing = Drawing(_SPECIAL_SEED, first.dtype, (*values, 0.0, -0.0), rare, one_in)
     return drawings | {first.tensor: drawing}
 

@@ -196,9 +196,9 @@ class _ProductBody:
         turns = self._copying // stages
         if turns < 2 or rows * columns * self.schedule.depth > UNROLLED_PRODUCTS:
             return 0
-        with self.script.nested(f"for turn in T.serial({turns}, unroll=False):"):
+        with self.script.nested(f"for lap in T.serial({turns}, unroll=False):"):
             for stage in range(stages):
-                self._write_step(f"turn * {stages} + {stage}", 0, copies=True, stage=stage)
+                self._write_step(f"lap * {stages} + {stage}", 0, copies=True, stage=stage)
         self._read_stage("reading[0]")
         return turns * stages
 

@@ -9,6 +9,7 @@ import pytest
 
 from cpembed.codegen.plan import KernelPlan, Script
 from cpembed.codegen.runtime import compile_plan, empty
+from cpembed.errors import InvariantError
 
 _PLACES = 8
 """Number of values of a loop's variable that a test tells apart."""
@@ -60,3 +61,15 @@ def test_a_loop_after_a_shifted_one_keeps_its_limits() -> None:
     with script.nested("for y in T.serial(x, 3):"):
         script.line("pass")
     assert "limit" not in script.text()
+
+
+def test_a_loop_may_not_hide_the_variable_of_one_around_it() -> None:
+    script = Script()
+    with script.nested("for i in T.serial(4):", "for j in T.unroll(2):"):
+        pass
+    with (
+        script.nested("for i in T.serial(4):"),
+        pytest.raises(InvariantError, match="hides the loop variable i"),
+        script.nested("for j in T.serial(2):", "for i in T.unroll(3):"),
+    ):
+        pass

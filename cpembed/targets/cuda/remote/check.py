@@ -127,7 +127,7 @@ def difference(
         Document of its buffer.
     expected : mapping
         Rule and checksums: ``exact`` compares the checksums of all bits, ``tolerance`` a sample;
-        ``special`` a sample too, of which half of the numbers may have become NaN.
+        ``special`` a sample too, of which some of the numbers may have become NaN.
     sample : bytes
         Elements of the right result, one of each ``sample_step``.
     """
@@ -156,8 +156,8 @@ def difference(
         if expected["rule"] != "special" or not math.isnan(stored):
             return f"element {index} is {stored:g}, not {right_number:g}"
         spread += 1
-    if 2 * spread > numbers:
-        return f"{spread} of {numbers} elements are NaN where they should be numbers"
+    if 0 < spread == numbers:
+        return f"all {numbers} elements that should be numbers are NaN"
     return f"{wrong_slice} have another checksum" if wrong_slice else None
 
 
