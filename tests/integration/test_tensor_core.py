@@ -243,7 +243,8 @@ def broken(made: CudaKernels, old: str, new: str) -> CudaKernels:
 def test_what_is_broken_fails(mutation: str) -> None:
     words, old, new = MUTATIONS[mutation]
     given = workload(words, target=hardware_spec("mma_f16"))
-    made = kernels(given, "mma_f16", "in_place_padded", KernelSchedule((2, 2), (1, 2), 2, 3))
+    # Enough products that stages share their statements.
+    made = kernels(given, "mma_f16", "in_place_padded", KernelSchedule((2, 2), (4, 4), 2, 3))
     compare(given, made, 3)
     wrong = broken(made, old, new)
     with pytest.raises((CpembedError, AssertionError)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from cpembed.driver.solve import solve
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
+from cpembed.targets.cuda.emit import UNROLLED_PRODUCTS
 from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
@@ -158,17 +160,27 @@ def test_no_schedule_needs_local_memory(
 @pytest.mark.skipif(bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}")
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("target", ["mma_f16", "mma_s8"])
-@pytest.mark.parametrize("schedule", SCHEDULES[1:3], ids=str)
+@pytest.mark.parametrize(
+    "schedule", [*SCHEDULES[1:3], KernelSchedule((2, 2), (4, 4), 2, 3)], ids=str
+)
 def test_products_in_machine_code_times_trips_are_those_executed(
     schedule: KernelSchedule, target: str, tmp_path: Path
 ) -> None:
     """There are two loops over the stages, one that copies and one for the last stages, and the
-    products of both are executed by every warp once a stage."""
+    products of both are executed by every warp once a stage.
+
+    Where a stage has few products, a loop over turns of the ring, with a step for each stage, comes
+    before the first, which does what is left.
+    """
     plan = plan_of("conv", target, schedule)
     made = CudaKernels(plan, cuda_text(plan, "sm_80"))
     made.run(random_inputs(plan.product.program.unfused, 1))
     code = machine_code(made.text.source, "sm_80", tmp_path)["product_kernel"]
-    assert code.count(PRODUCTS[target]) == 2 * products_of_a_step(plan)
+    stages, copying = schedule.stages, plan.steps - schedule.stages + 1
+    steps = 2
+    if math.prod(schedule.tile) * schedule.depth <= UNROLLED_PRODUCTS and copying >= 2 * stages:
+        steps = stages + 1 + (copying % stages > 0)
+    assert code.count(PRODUCTS[target]) == steps * products_of_a_step(plan)
     rows, columns, batch, splits = plan.blocks
     warps = rows * columns * batch * splits * plan.schedule.warps[0] * plan.schedule.warps[1]
     executed = warps * plan.steps * products_of_a_step(plan)
