@@ -207,14 +207,17 @@ _SMALLEST = {
 """Smallest subnormal number of a type; of bfloat16 the smallest that is normal, because what is
 below is subnormal in the float32 sums too."""
 
+_FEWEST_NUMBERS = 1024
+"""Number of elements below which a tensor has no NaN and no infinities."""
+
 _WITHOUT_INFINITY = ("float8_e4m3fn",)
 
 
 def _special_factors(workload: Computation, epilogue: Epilogue | None) -> dict[str, Drawing] | None:
     """Return factors whose sums are multiples of the smallest number, NaN or infinite.
 
-    NaN and infinities are left out where integers are stored, in which they are undefined. None if
-    sums are not exact.
+    NaN and infinities are left out of small tensors, and where integers are stored, in which they
+    are undefined. None if sums are not exact.
     """
     drawings = _factors(workload)
     first = workload.inputs[0]
@@ -229,7 +232,9 @@ def _special_factors(workload: Computation, epilogue: Epilogue | None) -> dict[s
     rare: tuple[float, ...] = (math.nan, math.inf, -math.inf)
     if first.dtype in _WITHOUT_INFINITY:
         rare = rare[:1]
-    rare = () if any(map(is_integer, stored)) else rare
+    # In a few numbers, NaN could spread over all results.
+    few = math.prod(first.shape) < _FEWEST_NUMBERS
+    rare = () if few or any(map(is_integer, stored)) else rare
     # As large as the integers, so that sums of them are exact as well, with zeros of both signs.
     values = tuple(value * least for value in drawings[first.tensor].values)
     # A few only: each may spread over all results that a padded sum combines with its position.
