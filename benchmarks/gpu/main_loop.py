@@ -307,7 +307,18 @@ def kernel_of(
 ) -> tuple[Plan | HopperPlan, str]:
     """Return the best candidate of a layer with a schedule, and its text.
 
-    Without a schedule, it is the best by the model.
+    Parameters
+    ----------
+    layer : PackItem
+    schedule : KernelSchedule or None
+        Schedule of the kernel; by default the best by the model.
+    selection : Selection
+        GPU, and kind of kernels.
+
+    Raises
+    ------
+    LoweringError
+        If the layer has no kernel of the kind.
     """
     spec, epilogue = layer.spec.for_machine(selection.machine), layer.layer(1).epilogue
     ranked = solve(layer.workload, spec, constraints=layer.constraints, top=1).embeddings[0]

@@ -20,7 +20,17 @@ from tilelang.engine import lower
 
 
 def product(M, N, K, BM, BN, BK, stages, threads):
-    """The product of TileLang's first example, with rows contiguous along the depth."""
+    """Return the product of TileLang's first example, with rows contiguous along the depth.
+
+    Parameters
+    ----------
+    M, N, K : int
+        Rows, columns and depth.
+    BM, BN, BK : int
+        Those of a block.
+    stages, threads : int
+        Stages of the pipeline, and threads of a block.
+    """
 
     @T.prim_func
     def main(
@@ -43,7 +53,19 @@ def product(M, N, K, BM, BN, BK, stages, threads):
 
 
 def convolution(n, h, w, c, out, r, pad, stride, BM, BN, BK, stages, threads, tma):
-    """The convolution of TileLang's example: im2col by TMA, or element by element."""
+    """Return the convolution of TileLang's example: im2col by TMA, or element by element.
+
+    Parameters
+    ----------
+    n, h, w, c : int
+        Images, height, width and channels.
+    out, r, pad, stride : int
+        Filters, their height and width, padding and stride.
+    BM, BN, BK, stages, threads : int
+        As of :func:`product`.
+    tma : bool
+        Load the image by TMA.
+    """
     p, q = (h + 2 * pad - r) // stride + 1, (w + 2 * pad - r) // stride + 1
 
     @T.prim_func

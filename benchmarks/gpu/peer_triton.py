@@ -25,6 +25,25 @@ from triton.compiler import ASTSource
 
 
 @triton.jit
+def block_of(number, rows, columns, group: tl.constexpr):
+    """Return the row and the column of a block in the order of tutorial 3.
+
+    Parameters
+    ----------
+    number : int
+        Number of the block.
+    rows, columns : int
+        Number of blocks along both.
+    group : int
+        Rows of blocks that are neighbours in the order.
+    """
+    in_group = group * columns
+    first = number // in_group * group
+    size = min(rows - first, group)
+    return first + number % in_group % size, number % in_group // size
+
+
+@triton.jit
 def product(
     a,
     b,
@@ -36,15 +55,18 @@ def product(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """The product of Triton's tutorial 3: rows of both factors are contiguous along the depth."""
-    number = tl.program_id(0)
-    GROUP: tl.constexpr = 8
-    rows = tl.cdiv(M, BM)
-    a_group = GROUP * tl.cdiv(N, BN)
-    first = number // a_group * GROUP
-    size = min(rows - first, GROUP)
-    row = first + number % a_group % size
-    column = number % a_group // size
+    """Compute the product of tutorial 3: rows of both factors are contiguous along the depth.
+
+    Parameters
+    ----------
+    a, b, c : pointer
+        Factors, the second by its columns, and the result.
+    M, N, K : int
+        Rows, columns and depth.
+    BM, BN, BK : int
+        Those of a block.
+    """
+    row, column = block_of(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), 8)
     m = (row * BM + tl.arange(0, BM)) % M
     n = (column * BN + tl.arange(0, BN)) % N
     k = tl.arange(0, BK)
@@ -73,15 +95,14 @@ def described_product(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """The same with tensor descriptors, which TMA loads (tutorial 9)."""
-    number = tl.program_id(0)
-    GROUP: tl.constexpr = 8
-    rows = tl.cdiv(M, BM)
-    a_group = GROUP * tl.cdiv(N, BN)
-    first = number // a_group * GROUP
-    size = min(rows - first, GROUP)
-    row = first + number % a_group % size
-    column = number % a_group // size
+    """Compute the same with tensor descriptors, which TMA loads (tutorial 9).
+
+    Parameters
+    ----------
+    a, b, c, M, N, K, BM, BN, BK
+        As of :func:`product`.
+    """
+    row, column = block_of(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), 8)
     da = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BM, BK])
     db = tl.make_tensor_descriptor(b, [N, K], [K, 1], [BN, BK])
     dc = tl.make_tensor_descriptor(c, [M, N], [N, 1], [BM, BN])
@@ -113,7 +134,21 @@ def convolution(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """An implicit product: rows are the pixels of all images, the depth taps and channels."""
+    """Compute an implicit product: rows are pixels of all images, the depth taps and channels.
+
+    Parameters
+    ----------
+    a, b, c : pointer
+        Image and result, channels last, and filters, channels last.
+    IMAGES, H, W, C : int
+        Sizes of the image.
+    OUT, R, S, PAD, STRIDE : int
+        Filters, their height and width, padding and stride.
+    P, Q : int
+        Height and width of the result.
+    BM, BN, BK : int
+        Rows, columns and depth of a block.
+    """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)

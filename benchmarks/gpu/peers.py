@@ -163,7 +163,17 @@ def our_kernel(layer: Layer, tile: Tile | None, architecture: str, folder: Path)
 
 
 def nvcc(text: str, stem: Path, architecture: str) -> Path:
-    """Compile a text into a cubin, both named by a stem."""
+    """Compile a text into a cubin and return its path.
+
+    Parameters
+    ----------
+    text : str
+        CUDA C++.
+    stem : Path
+        Path of both files without their suffixes.
+    architecture : str
+        Architecture as nvcc names it, ``sm_90a`` for instance.
+    """
     source, cubin = stem.with_suffix(".cu"), stem.with_suffix(".cubin")
     source.write_text(text)
     command = ["nvcc", "-cubin", "-std=c++17", "-O3", f"-arch={architecture}"]

@@ -100,6 +100,13 @@ def lowered_kernel(variant: Variant, key: str, words: str) -> tuple[Any, Any, Ra
     Kernels of float16 are those that the model chooses. The others have an embedding by the row's
     number, and random rows a random schedule too.
 
+    Parameters
+    ----------
+    variant : Variant
+        Target, GPU and epilogue.
+    key, words : str
+        Name of the row, and its workload.
+
     Raises
     ------
     LoweringError
@@ -124,7 +131,16 @@ def lowered_kernel(variant: Variant, key: str, words: str) -> tuple[Any, Any, Ra
 
 
 def epilogue_of(target: AnyTarget, computation: Computation, variant: Variant) -> Any:
-    """Return the epilogue of a variant; None for the sums."""
+    """Return the epilogue of a variant; None for the sums.
+
+    Parameters
+    ----------
+    target : Target
+        Target of the variant.
+    computation : Computation
+        Workload whose sums it takes.
+    variant : Variant
+    """
     if variant.epilogue is None:
         return None
     return target.epilogue(computation, EPILOGUES[variant.epilogue])

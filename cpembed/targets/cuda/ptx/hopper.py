@@ -10,7 +10,7 @@ from cpembed.errors import LoweringError
 from cpembed.targets.cuda.ptx.atomics import KINDS, OPERATIONS
 from cpembed.targets.cuda.ptx.body import Call
 from cpembed.targets.cuda.ptx.syntax import Address, Immediate, Name, Operand, Vector
-from cpembed.targets.cuda.ptx.table import instruction, optional, required
+from cpembed.targets.cuda.ptx.table import instruction, optional, required, runtime_call
 
 _OBJECT = optional("space", "shared", "shared::cta", "shared::cluster")
 _SCOPE = optional("scope", "cta", "cluster", "gpu", "sys")
@@ -50,10 +50,12 @@ def _arrive_at_cluster(call: Call) -> str:
     return f"{call.function} executor_cluster_arrive(f_, {releases});"
 
 
-@instruction("barrier.cluster.wait", optional("order", "acquire"), required("aligned", "aligned"))
-def _wait_for_cluster(call: Call) -> str:
-    call.require_operands(0)
-    return f"{call.function} executor_cluster_wait(f_);"
+runtime_call(
+    "barrier.cluster.wait",
+    "cluster_wait",
+    optional("order", "acquire"),
+    required("aligned", "aligned"),
+)
 
 
 @instruction("mapa", optional("space", "shared::cluster"), required("type", "u32"))
@@ -188,16 +190,12 @@ for _name in ("mbarrier.try_wait", "mbarrier.test_wait"):
         return f"{call.function} {call.assign(call.operands[0], 'pred', completed)}"
 
 
-@instruction("fence.mbarrier_init.release.cluster")
-def _fence_objects(call: Call) -> str:
-    call.require_operands(0)
-    return f"{call.function} executor_fence_mbarrier_init(f_);"
-
-
-@instruction("fence.proxy.async", optional("space", "global", "shared::cta", "shared::cluster"))
-def _fence_proxy(call: Call) -> str:
-    call.require_operands(0)
-    return f"{call.function} executor_fence_proxy_async(f_);"
+runtime_call("fence.mbarrier_init.release.cluster", "fence_mbarrier_init")
+runtime_call(
+    "fence.proxy.async",
+    "fence_proxy_async",
+    optional("space", "global", "shared::cta", "shared::cluster"),
+)
 
 
 # --------------------------------------------------------------------------------- bulk copies
@@ -370,22 +368,9 @@ def _fence_map(call: Call) -> str:
 # ------------------------------------------------------------------------- dependent launches
 
 
-@instruction("griddepcontrol.wait")
-def _wait_for_grid(call: Call) -> str:
-    call.require_operands(0)
-    return f"{call.function} executor_wait_for_grid(f_);"
-
-
-@instruction("griddepcontrol.launch_dependents")
-def _launch_dependents(call: Call) -> str:
-    call.require_operands(0)
-    return f"{call.function} executor_launch_dependents(f_);"
-
-
-@instruction("cp.async.bulk.commit_group")
-def _commit_bulk(call: Call) -> str:
-    call.require_operands(0)
-    return f"{call.function} executor_bulk_commit(f_);"
+runtime_call("griddepcontrol.wait", "wait_for_grid")
+runtime_call("griddepcontrol.launch_dependents", "launch_dependents")
+runtime_call("cp.async.bulk.commit_group", "bulk_commit")
 
 
 @instruction("cp.async.bulk.wait_group", optional("read", "read"))
@@ -468,19 +453,6 @@ def _scale(call: Call) -> str:
     return call.condition(operand)
 
 
-@instruction("wgmma.fence.sync.aligned")
-def _fence_registers(call: Call) -> str:
-    call.require_operands(0)
-    return f"{call.function} executor_wgmma_fence(f_);"
-
-
-@instruction("wgmma.commit_group.sync.aligned")
-def _commit_products(call: Call) -> str:
-    call.require_operands(0)
-    return f"{call.function} executor_wgmma_commit(f_);"
-
-
-@instruction("wgmma.wait_group.sync.aligned")
-def _wait_for_products(call: Call) -> str:
-    call.require_operands(1)
-    return f"{call.function} executor_wgmma_wait(f_, {call.constant(0)});"
+runtime_call("wgmma.fence.sync.aligned", "wgmma_fence")
+runtime_call("wgmma.commit_group.sync.aligned", "wgmma_commit")
+runtime_call("wgmma.wait_group.sync.aligned", "wgmma_wait", constants=1)

@@ -9,7 +9,7 @@ from cpembed.errors import LoweringError
 from cpembed.targets.cuda.ptx.body import SPACES, Call
 from cpembed.targets.cuda.ptx.registers import bits_of, c_type
 from cpembed.targets.cuda.ptx.syntax import Operand
-from cpembed.targets.cuda.ptx.table import instruction, optional, required
+from cpembed.targets.cuda.ptx.table import instruction, optional, required, runtime_call
 
 _TYPES = (*(f"{sign}{bits}" for sign in "bus" for bits in (8, 16, 32, 64)), "f32", "f64")
 _VECTORS = {"": 1, "v2": 2, "v4": 4}
@@ -113,22 +113,9 @@ def _source_size(call: Call, operand: Operand, size: str) -> str:
     return f"(({ignored}) ? 0u : uint32_t({size}))"
 
 
-@instruction("cp.async.commit_group")
-def _commit(call: Call) -> str:
-    call.require_operands(0)
-    return f"{call.function} executor_copy_commit(f_);"
-
-
-@instruction("cp.async.wait_group")
-def _wait(call: Call) -> str:
-    call.require_operands(1)
-    return f"{call.function} executor_copy_wait(f_, {call.constant(0)});"
-
-
-@instruction("cp.async.wait_all")
-def _wait_for_all(call: Call) -> str:
-    call.require_operands(0)
-    return f"{call.function} executor_copy_wait_all(f_);"
+runtime_call("cp.async.commit_group", "copy_commit")
+runtime_call("cp.async.wait_group", "copy_wait", constants=1)
+runtime_call("cp.async.wait_all", "copy_wait_all")
 
 
 @instruction("prefetch", optional("space", "global"), required("level", "L1", "L2"))

@@ -96,6 +96,27 @@ def instruction(
     return add
 
 
+def runtime_call(opcode: str, function: str, *slots: Slot, constants: int = 0) -> None:
+    """Add a row that calls one function of the runtime with the instruction's constants.
+
+    Parameters
+    ----------
+    opcode, *slots
+        As of :func:`instruction`.
+    function : str
+        Name in the runtime, without the beginning that all share.
+    constants : int, default 0
+        Number of operands, each of which is a number of the text.
+    """
+
+    def translate(call: Call) -> str:
+        call.require_operands(constants)
+        arguments = "".join(f", {call.constant(number)}" for number in range(constants))
+        return f"{call.function} executor_{function}(f_{arguments});"
+
+    instruction(opcode, *slots)(translate)
+
+
 def translated(body: Body, item: Instruction) -> str:
     """Return an instruction as C++ statements.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
 from cpembed.targets.cuda.chains.space import has_kernel
 from cpembed.targets.cuda.executor import Order
-from cpembed.workloads.chains import TOLERANCES, ProductChain, parse_chain
+from cpembed.workloads.chains import MASK_DTYPES, TOLERANCES, ProductChain, parse_chain
 
 Array = NDArray[Any]
 
@@ -31,6 +32,40 @@ TARGETS = {"float16": "mma_f16", "bfloat16": "mma_bf16", "int8": "mma_s8"}
 
 def chain_of(words: str) -> ProductChain:
     return parse_chain(words.split())
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Bounds of queries and keys, and depths of rows and of values, of random attentions."""
+
+    queries: int
+    keys: int
+    depths: tuple[int, ...]
+    values: tuple[int, ...]
+
+
+def random_attention(random: np.random.Generator, sizes: AttentionSizes) -> str:
+    """Words of an attention of any sizes, layout, types and masks."""
+    heads, group = int(random.integers(1, 3)), int(random.choice([1, 1, 2, 4]))
+    words = [
+        f"attention b={random.integers(1, 3)} h={heads * group} kv={heads}",
+        f"q={random.integers(1, sizes.queries)} k={random.integers(1, sizes.keys)}",
+        f"d={random.choice(sizes.depths)}",
+        f"layout={random.choice(['BHSD', 'BSHD'])}",
+        f"dtype={random.choice(['float16', 'bfloat16'])}",
+    ]
+    words += [f"e={random.choice(sizes.values)}"] * bool(random.integers(2))
+    if random.integers(2):
+        words.append("causal")
+        words += [f"offset={random.integers(-5, 20)}"] * bool(random.integers(2))
+        words += [f"window={random.integers(1, 60)}"] * bool(random.integers(2))
+    words += ["lengths"] * bool(random.integers(2)) + ["cap=3"] * (random.random() < 0.2)
+    words += ["sinks"] * (random.random() < 0.2)
+    if random.random() < 0.4:
+        dimensions = random.choice(["1", "k", "qk", "hqk", "bk", "bqk", "bhqk", "hk"])
+        words.append(f"mask={dimensions} mask_type={random.choice(MASK_DTYPES)}")
+    words += ["output=float32"] * (random.random() < 0.3)
+    return " ".join(words)
 
 
 def plan_of(chain: ProductChain, schedule: ChainSchedule, number: int = 0) -> ChainPlan:

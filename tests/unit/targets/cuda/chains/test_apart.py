@@ -12,8 +12,14 @@ from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
 from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.executor import Order
 from cpembed.targets.cuda.model import gpu
-from cpembed.workloads.chains import LENGTHS, MASK_DTYPES
-from tests.unit.targets.cuda.chains.generated import chain_of, error_of, is_right
+from cpembed.workloads.chains import LENGTHS
+from tests.unit.targets.cuda.chains.generated import (
+    AttentionSizes,
+    chain_of,
+    error_of,
+    is_right,
+    random_attention,
+)
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
 FAMILIES = ("mma", "wmma", "wgmma")
@@ -32,18 +38,7 @@ def kernels_apart(words: str, family: str) -> ChainKernels:
 def random_chain(random: np.random.Generator) -> str:
     """Attention with any masks, or a pair of layers."""
     if random.integers(2):
-        words = [
-            f"attention b=2 h=4 kv=2 q={random.integers(1, 60)} k={random.integers(1, 90)}",
-            f"d={random.choice([16, 33, 64])} dtype={random.choice(['float16', 'bfloat16'])}",
-        ]
-        words += ["causal"] * int(random.integers(2))
-        words += [f"window={random.integers(1, 40)}"] * ("causal" in words)
-        words += ["lengths"] * int(random.integers(2)) + ["cap=3"] * int(random.integers(2))
-        words += ["sinks"] * int(random.integers(2))
-        if random.integers(2):
-            dimensions = random.choice(["k", "qk", "hqk", "bk", "bhqk"])
-            words.append(f"mask={dimensions} mask_type={random.choice(MASK_DTYPES)}")
-        return " ".join(words)
+        return random_attention(random, AttentionSizes(60, 90, (16, 33, 64), (16, 48)))
     dtype = str(random.choice(["float16", "bfloat16", "int8"]))
     act = "relu" if dtype == "int8" else random.choice(["none", "relu", "gelu", "silu", "tanh"])
     sizes = [int(n) for n in random.integers((1, 1, 1, 1), (70, 90, 100, 80))]

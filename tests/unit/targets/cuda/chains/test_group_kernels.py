@@ -14,12 +14,13 @@ from cpembed.errors import LoweringError
 from cpembed.targets.cuda.chains.group_plan import GroupPlan
 from cpembed.targets.cuda.chains.plan import ChainSchedule
 from cpembed.targets.cuda.executor import Order
-from cpembed.workloads.chains import MASK_DTYPES
 from tests.unit.targets.cuda.chains.generated import (
+    AttentionSizes,
     chain_of,
     group_plan_of,
     is_right,
     kernels_of,
+    random_attention,
 )
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
@@ -49,27 +50,7 @@ def fitting(words: str, random: np.random.Generator) -> GroupPlan:
     raise AssertionError(f"no schedule fits {words}")
 
 
-def random_attention(random: np.random.Generator) -> str:
-    heads, group = int(random.integers(1, 3)), int(random.choice([1, 1, 2, 4]))
-    words = [
-        f"attention b={random.integers(1, 3)} h={heads * group} kv={heads}",
-        f"q={random.integers(1, 200)} k={random.integers(1, 300)}",
-        f"d={random.choice([16, 33, 40, 64, 80, 96, 128])}",
-        f"layout={random.choice(['BHSD', 'BSHD'])}",
-        f"dtype={random.choice(['float16', 'bfloat16'])}",
-    ]
-    words += [f"e={random.choice([16, 72, 128, 256])}"] * bool(random.integers(2))
-    if random.integers(2):
-        words.append("causal")
-        words += [f"offset={random.integers(-5, 20)}"] * bool(random.integers(2))
-        words += [f"window={random.integers(1, 60)}"] * bool(random.integers(2))
-    words += ["lengths"] * bool(random.integers(2)) + ["cap=3"] * (random.random() < 0.2)
-    words += ["sinks"] * (random.random() < 0.2)
-    if random.random() < 0.3:
-        dimensions = random.choice(["1", "k", "qk", "hqk", "bk", "bqk", "bhqk"])
-        words.append(f"mask={dimensions} mask_type={random.choice(MASK_DTYPES)}")
-    words += ["output=float32"] * (random.random() < 0.3)
-    return " ".join(words)
+SIZES = AttentionSizes(200, 300, (16, 33, 40, 64, 80, 96, 128), (16, 72, 128, 256))
 
 
 def random_layers(random: np.random.Generator) -> str:
@@ -89,7 +70,7 @@ def random_layers(random: np.random.Generator) -> str:
 @pytest.mark.parametrize("seed", range(60))
 def test_attention_of_random_sizes_and_masks(seed: int) -> None:
     random = np.random.default_rng(seed)
-    words = random_attention(random)
+    words = random_attention(random, SIZES)
     plan = fitting(words, random)
     kernels = kernels_of(plan)
     assert all(is_right(kernels, seed, order) for order in ORDERS), (words, plan.schedule)
@@ -112,7 +93,7 @@ def test_pairs_of_layers_of_random_sizes(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_nvcc_compiles_kernels_without_a_warning(seed: int, tmp_path: Path) -> None:
     random = np.random.default_rng(seed)
-    words = random_attention(random) if seed % 3 else random_layers(random)
+    words = random_attention(random, SIZES) if seed % 3 else random_layers(random)
     plan = fitting(words, random)
     text = tmp_path / "kernel.cu"
     text.write_text(kernels_of(plan).text.source)

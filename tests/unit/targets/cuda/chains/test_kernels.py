@@ -13,14 +13,16 @@ from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
 from cpembed.targets.cuda.chains.saving import chain_case
 from cpembed.targets.cuda.executor import Order
-from cpembed.workloads.chains import LENGTHS, MASK, MASK_DTYPES
+from cpembed.workloads.chains import LENGTHS, MASK
 from tests.unit.targets.cuda.chains.generated import (
     SHARED_BYTES,
+    AttentionSizes,
     chain_of,
     error_of,
     is_right,
     kernels_of,
     plan_of,
+    random_attention,
 )
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
@@ -29,29 +31,14 @@ pytestmark = needs_compiler
 ORDERS: tuple[Order | int, ...] = (Order.FORWARD, Order.REVERSE, 11)
 
 
-def random_attention(seed: int) -> tuple[str, ChainSchedule, int]:
+SIZES = AttentionSizes(70, 90, (16, 24, 33, 40, 64), (16, 48, 72))
+
+
+def random_kernel(seed: int) -> tuple[str, ChainSchedule, int]:
     """Sizes, masks, layout, schedule and pair."""
     random = np.random.default_rng(seed)
-    heads, group = int(random.integers(1, 3)), int(random.choice([1, 1, 2, 4]))
-    words = [
-        f"attention b={random.integers(1, 3)} h={heads * group} kv={heads}",
-        f"q={random.integers(1, 70)} k={random.integers(1, 90)}",
-        f"d={random.choice([16, 24, 33, 40, 64])}",
-        f"layout={random.choice(['BHSD', 'BSHD'])}",
-        f"dtype={random.choice(['float16', 'bfloat16'])}",
-    ]
-    words += [f"e={random.choice([16, 48, 72])}"] * bool(random.integers(2))
-    if random.integers(2):
-        words.append("causal")
-        words += [f"offset={random.integers(-5, 20)}"] * bool(random.integers(2))
-        words += [f"window={random.integers(1, 60)}"] * bool(random.integers(2))
-    words += ["lengths"] * bool(random.integers(2)) + ["cap=3"] * (random.random() < 0.2)
-    words += ["sinks"] * (random.random() < 0.2)
-    if random.random() < 0.4:
-        dimensions = random.choice(["1", "k", "qk", "hqk", "bk", "bqk", "bhqk", "hk"])
-        words.append(f"mask={dimensions} mask_type={random.choice(MASK_DTYPES)}")
-    words += ["output=float32"] * (random.random() < 0.3)
-    chain = chain_of(" ".join(words))
+    words = random_attention(random, SIZES)
+    chain = chain_of(words)
     depth = chain.second.extents["e"]
     rows = int(random.integers(1, 3))
     schedule = ChainSchedule(
@@ -62,7 +49,7 @@ def random_attention(seed: int) -> tuple[str, ChainSchedule, int]:
         -(-depth // 8),
         int(random.integers(2, 4)),
     )
-    return " ".join(words), schedule, int(random.integers(6))
+    return words, schedule, int(random.integers(6))
 
 
 def split(plan: ChainPlan, random: np.random.Generator) -> ChainPlan:
@@ -74,7 +61,7 @@ def split(plan: ChainPlan, random: np.random.Generator) -> ChainPlan:
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("seed", range(60))
 def test_attention_of_random_sizes_and_masks(seed: int) -> None:
-    words, schedule, number = random_attention(seed)
+    words, schedule, number = random_kernel(seed)
     plan = split(plan_of(chain_of(words), schedule, number), np.random.default_rng(seed))
     assert is_right(kernels_of(plan), seed, ORDERS[seed % 3]), (words, plan.schedule)
 
