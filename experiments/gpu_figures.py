@@ -26,9 +26,9 @@ from cpembed.errors import LoweringError
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.targets.choice import choices
 from cpembed.targets.cuda.lower import TiledProduct
-from cpembed.targets.cuda.schedule import KernelSchedule, Plan
+from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan
+from cpembed.targets.cuda.multistage.traffic import work_of
 from cpembed.targets.cuda.target import CudaTarget
-from cpembed.targets.cuda.traffic import work_of
 from experiments.common import Row, geometric_mean, results_parser, write_results
 
 TARGET, MACHINE = "mma_f16", "a100"

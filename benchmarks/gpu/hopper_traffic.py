@@ -22,13 +22,13 @@ from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.files import write_whole
 from cpembed.targets.cuda.build import CudaKernels
-from cpembed.targets.cuda.hopper.build import cuda_text
-from cpembed.targets.cuda.hopper.reads import loaded
-from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct
-from cpembed.targets.cuda.hopper.space import HopperSpace
-from cpembed.targets.cuda.hopper.traffic import traffic
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.model import gpu
+from cpembed.targets.cuda.tma.reads import loaded
+from cpembed.targets.cuda.warp_specialized.build import cuda_text
+from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan, SpecializedProduct
+from cpembed.targets.cuda.warp_specialized.space import SpecializedSpace
+from cpembed.targets.cuda.warp_specialized.traffic import traffic
 
 PEAK_TERA = {"float16": 989.4, "bfloat16": 989.4, "int8": 1978.9}
 """Dense tera-operations a second: NVIDIA H100 white paper, SXM5."""
@@ -65,18 +65,18 @@ class Comparison:
         return {name: pair for name, pair in self.counts.items() if pair[0] != pair[1]}
 
 
-def best_plan(target: str, words: str) -> tuple[HopperPlan, float]:
+def best_plan(target: str, words: str) -> tuple[SpecializedPlan, float]:
     """Return the plan of the smallest estimate on an H100, and the estimate in microseconds."""
     spec = hardware_spec(target)
-    machine, plans = gpu(spec, "h100"), list[tuple[float, HopperPlan]]()
+    machine, plans = gpu(spec, "h100"), list[tuple[float, SpecializedPlan]]()
     embeddings = solve(workload(words, target=spec), spec, constraints="fused", top=8).embeddings
     for embedding in embeddings:
         try:
-            product = HopperProduct(lower(embedding.candidate.program, spec))
-            scored = HopperSpace(product, machine).best()
+            product = SpecializedProduct(lower(embedding.candidate.program, spec))
+            scored = SpecializedSpace(product, machine).best()
         except LoweringError:
             continue
-        plans.append((scored.cost, HopperPlan(product, scored.schedule)))
+        plans.append((scored.cost, SpecializedPlan(product, scored.schedule)))
     # Of estimates that are equal to three digits, one whose factors TMA loads.
     us, plan = min(plans, key=lambda each: (float(f"{each[0]:.3g}"), each[1].by_threads))
     return plan, us
@@ -91,7 +91,7 @@ def sampled_workers(count: int, limit: int) -> list[int]:
     return sorted(set(pairs[:limit]))
 
 
-def counted(plan: HopperPlan, workers: Sequence[int]) -> dict[str, tuple[int, int]]:
+def counted(plan: SpecializedPlan, workers: Sequence[int]) -> dict[str, tuple[int, int]]:
     """Return each count by the model and by the emulator, of some workers."""
     counters = CudaKernels(plan, cuda_text(plan)).count(workers)
     expected = traffic(plan, workers)

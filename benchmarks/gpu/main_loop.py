@@ -34,11 +34,11 @@ from cpembed.driver.bench_pack import PackItem
 from cpembed.driver.solve import solve
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.files import write_whole
-from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.model import gpu
-from cpembed.targets.cuda.schedule import KernelSchedule, Plan
+from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan
 from cpembed.targets.cuda.target import AnySchedule, CudaTarget
+from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan, SpecializedSchedule
 
 KERNEL = "product_kernel"
 
@@ -304,7 +304,7 @@ class Selection:
 
 def kernel_of(
     layer: PackItem, schedule: KernelSchedule | None, selection: Selection
-) -> tuple[Plan | HopperPlan, str]:
+) -> tuple[Plan | SpecializedPlan, str]:
     """Return the best candidate of a layer with a schedule, and its text.
 
     Parameters
@@ -327,12 +327,14 @@ def kernel_of(
     best: AnySchedule | None = schedule
     if best is None:
         candidates = (item.schedule for item in target.space(product).ranked())
-        fits = (each for each in candidates if isinstance(each, HopperSchedule) == selection.bulk)
+        fits = (
+            each for each in candidates if isinstance(each, SpecializedSchedule) == selection.bulk
+        )
         best = next(fits, None)
     if best is None:
         raise LoweringError("no bulk copies load its factors")
     artifact = target.build(product, best)
-    return cast("Plan | HopperPlan", artifact.plan), artifact.text.source
+    return cast("Plan | SpecializedPlan", artifact.plan), artifact.text.source
 
 
 def layer_counts(

@@ -19,11 +19,11 @@ from cpembed.codegen import runtime
 from cpembed.driver.bench_pack import PackItem
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.build import CudaText, Kernel, Parameter, Tensor, cuda_target
-from cpembed.targets.cuda.cases import cases_of
 from cpembed.targets.cuda.compiling import ARCHITECTURES
-from cpembed.targets.cuda.executor import Launch
+from cpembed.targets.cuda.emulator.executor import Launch
 from cpembed.targets.cuda.pack.packing import save_variant
-from cpembed.targets.cuda.saving import SavedKernel, save_samples
+from cpembed.targets.cuda.saving.cases import cases_of
+from cpembed.targets.cuda.saving.folder import SavedKernel, save_samples
 
 _TAGS = {
     f"{kind}Idx.{axis}": (kind, n) for kind in ("block", "thread") for n, axis in enumerate("xyz")

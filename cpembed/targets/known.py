@@ -22,7 +22,7 @@ BUILT_IN = {
     "arm": "cpembed.targets.arm.target:ArmTarget",
     "vta": "cpembed.targets.vta.target:VtaTarget",
     "cuda": "cpembed.targets.cuda.target:CudaTarget",
-    "hopper": "cpembed.targets.cuda.hopper.target:HopperTarget",
+    "hopper": "cpembed.targets.cuda.warp_specialized.target:HopperTarget",
     "scratchpad": "cpembed.targets.scratchpad.target:ScratchpadTarget",
 }
 """Module and class of each target of this package, by name."""

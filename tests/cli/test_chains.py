@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.calling import Caller
-from tests.unit.targets.cuda.executor.running import needs_compiler
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
 HEADS = ("attention", "b=1", "h=4", "kv=2", "q=32", "k=48", "d=16", "causal")
 

@@ -17,7 +17,7 @@ from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.lower import TiledProduct
-from cpembed.targets.cuda.schedule import KernelSchedule
+from cpembed.targets.cuda.multistage.schedule import KernelSchedule
 from cpembed.targets.cuda.target import CudaSpace, CudaTarget
 from cpembed.workloads.suites import suite
 from cpembed.workloads.user_suites import read_suite

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.gpu import pack, suites, tvm_rules
 from cpembed.errors import LoweringError, WorkloadError
-from cpembed.targets.cuda.cases import cases_of
-from cpembed.targets.cuda.executor import COMPILER, Launch, compile_text
+from cpembed.targets.cuda.emulator.executor import COMPILER, Launch, compile_text
 from cpembed.targets.cuda.remote.check import difference
+from cpembed.targets.cuda.saving.cases import cases_of
 
 needs_compiler = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
 needs_executor = pytest.mark.skipif(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cpembed.driver.named import workload
-from cpembed.targets.cuda.cases import cases_of
-from cpembed.targets.cuda.executor import COMPILER
+from cpembed.targets.cuda.emulator.executor import COMPILER
+from cpembed.targets.cuda.saving.cases import cases_of
 from experiments.studies.tensor_core_workloads import run
 from experiments.studies.tensor_core_workloads.rows import (
     EPILOGUES,

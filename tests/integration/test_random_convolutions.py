@@ -19,11 +19,11 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
-from cpembed.targets.cuda.copies import factor_copies
-from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.emulator.executor import COMPILER, Order
 from cpembed.targets.cuda.lower import lower
-from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
-from cpembed.targets.cuda.traffic import traffic
+from cpembed.targets.cuda.multistage.copies import factor_copies
+from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
+from cpembed.targets.cuda.multistage.traffic import traffic
 from cpembed.targets.cuda.writer import Writer
 
 SHARED_BYTES = 101_376

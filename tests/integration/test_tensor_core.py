@@ -20,11 +20,11 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import Expected, exact_data
 from cpembed.targets.cuda import results
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
-from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.emulator.executor import COMPILER, Order
 from cpembed.targets.cuda.instructions import position
 from cpembed.targets.cuda.lower import lower
-from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
-from cpembed.targets.cuda.traffic import traffic
+from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
+from cpembed.targets.cuda.multistage.traffic import traffic
 from tests.running import exact_inputs
 
 pytestmark = pytest.mark.skipif(

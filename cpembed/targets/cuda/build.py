@@ -22,9 +22,7 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.steps import step
 from cpembed.targets.cuda.compiling import ARCHITECTURES
 from cpembed.targets.cuda.device import function
-from cpembed.targets.cuda.emit import product_kernel
-from cpembed.targets.cuda.epilogue import input_parameters, output_parameters
-from cpembed.targets.cuda.executor import (
+from cpembed.targets.cuda.emulator.executor import (
     Argument,
     Counters,
     DeviceArray,
@@ -33,14 +31,16 @@ from cpembed.targets.cuda.executor import (
     Order,
     compile_text,
 )
-from cpembed.targets.cuda.hopper import device as warp_groups
-from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
+from cpembed.targets.cuda.epilogue import input_parameters, output_parameters
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
+from cpembed.targets.cuda.multistage.emit import product_kernel
+from cpembed.targets.cuda.multistage.schedule import MAX_THREADS, Plan, ProductPlan
 from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
 from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
-from cpembed.targets.cuda.schedule import MAX_THREADS, Plan, ProductPlan
+from cpembed.targets.cuda.tma.tensor_maps import TensorMap
 from cpembed.targets.cuda.unread import without_unread
+from cpembed.targets.cuda.warp_specialized import device as warp_groups
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
     PARTIAL,

@@ -1,8 +1,8 @@
 """Device functions: accesses of memory and Tensor Core instructions as inline PTX.
 
 All lanes of a warp call them together; whether a lane takes part is an argument, never a branch.
-Emulation executes this text too (:mod:`cpembed.targets.cuda.ptx`). The PTX is that of sm_80 and
-later.
+Emulation executes this text too (:mod:`cpembed.targets.cuda.emulator.ptx`). The PTX is that of
+sm_80 and later.
 """
 
 from __future__ import annotations

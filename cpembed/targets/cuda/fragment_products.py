@@ -13,7 +13,7 @@ from typing import Protocol
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import TensorCoreInstruction
-from cpembed.targets.cuda.schedule import CHUNK, SharedTile
+from cpembed.targets.cuda.multistage.schedule import CHUNK, SharedTile
 from cpembed.targets.cuda.writer import Writer, register_pointer, shared_pointer
 
 MATRIX_BYTES = 2 * CHUNK

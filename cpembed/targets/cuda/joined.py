@@ -22,11 +22,11 @@ from cpembed.targets.cuda.build import (
     argument_of,
     flat_bits,
 )
-from cpembed.targets.cuda.cases import Case, Expected, case_of, cases_of
 from cpembed.targets.cuda.compiling import architectures_of
-from cpembed.targets.cuda.executor import DeviceArray, Launch, Order, compile_text
-from cpembed.targets.cuda.hopper.schedule import HopperPlan
-from cpembed.targets.cuda.saving import named
+from cpembed.targets.cuda.emulator.executor import DeviceArray, Launch, Order, compile_text
+from cpembed.targets.cuda.saving.cases import Case, Expected, case_of, cases_of
+from cpembed.targets.cuda.saving.folder import named
+from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 
 Part = tuple[Computation, Epilogue]
 """Workload of a part of a tensor, and the epilogue that places its result there."""
@@ -96,7 +96,7 @@ class JoinedKernels:
             zero = _zero(output)
             sources.append(zero.source)
             kernels[:0] = zero.kernels
-        bulk = any(isinstance(part.plan, HopperPlan) for part in parts.values())
+        bulk = any(isinstance(part.plan, SpecializedPlan) for part in parts.values())
         architectures = architectures_of(first.instruction, bulk=bulk)
         text = CudaText("\n".join(sources), tuple(kernels), architectures)
         return cls(text, tuple(inputs.values()), output, frozenset(prepares))

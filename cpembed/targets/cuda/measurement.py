@@ -24,10 +24,10 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.steps import step
 from cpembed.targets.cuda import compiling
-from cpembed.targets.cuda.cases import cases_of
 from cpembed.targets.cuda.pack.packing import save_variant
 from cpembed.targets.cuda.remote.conversation import Conversation
-from cpembed.targets.cuda.saving import save_samples
+from cpembed.targets.cuda.saving.cases import cases_of
+from cpembed.targets.cuda.saving.folder import save_samples
 
 SECONDS = 1.0
 """Seconds of timing of a kernel, after its results were checked."""

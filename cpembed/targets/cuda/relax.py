@@ -20,7 +20,13 @@ from cpembed.codegen.plan import storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.targets.cuda.build import PASS_OPTIONS, flat_bits, parameter_names
-from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
+from cpembed.targets.cuda.emulator.executor import (
+    Counters,
+    DeviceArray,
+    Launch,
+    Order,
+    compile_text,
+)
 
 Array = NDArray[Any]
 

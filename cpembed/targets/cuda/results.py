@@ -13,7 +13,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.epilogue import ResultVector, store_results
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction, position
 from cpembed.targets.cuda.lower import TiledProduct
-from cpembed.targets.cuda.schedule import Plan, Staging
+from cpembed.targets.cuda.multistage.schedule import Plan, Staging
 from cpembed.targets.cuda.writer import (
     PARTIAL,
     WIDTHS,

@@ -23,19 +23,23 @@ from cpembed.runtime.tuning.database import PlainTrial
 from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.base import Array, Details, Row, Target
 from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
-from cpembed.targets.cuda.chain_target import ChainTarget, counter_rows
-from cpembed.targets.cuda.executor import COMPILER, Counters
-from cpembed.targets.cuda.hopper.build import cuda_text as bulk_text
-from cpembed.targets.cuda.hopper.limits import check as check_bulk
-from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
-from cpembed.targets.cuda.hopper.space import HopperSpace
+from cpembed.targets.cuda.chains.target import ChainTarget, counter_rows
+from cpembed.targets.cuda.emulator.executor import COMPILER, Counters
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
-from cpembed.targets.cuda.refined_space import RefinedSpace
-from cpembed.targets.cuda.saving_target import SavingTarget
-from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
-from cpembed.targets.cuda.traffic import work_of
+from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
+from cpembed.targets.cuda.multistage.space import RefinedSpace
+from cpembed.targets.cuda.multistage.traffic import work_of
+from cpembed.targets.cuda.saving.target import SavingTarget
 from cpembed.targets.cuda.tuning import MEASURED, CudaTuner
+from cpembed.targets.cuda.warp_specialized.build import cuda_text as bulk_text
+from cpembed.targets.cuda.warp_specialized.limits import check as check_bulk
+from cpembed.targets.cuda.warp_specialized.schedule import (
+    SpecializedPlan,
+    SpecializedProduct,
+    SpecializedSchedule,
+)
+from cpembed.targets.cuda.warp_specialized.space import SpecializedSpace
 from cpembed.transform.program import DerivedProgram
 
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
@@ -47,7 +51,7 @@ GROUPS = (1, 4, 8)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
-AnySchedule = KernelSchedule | HopperSchedule
+AnySchedule = KernelSchedule | SpecializedSchedule
 """Schedule of a kernel whose warps copy by ``cp.async``, or are fed by bulk copies."""
 
 
@@ -70,9 +74,9 @@ class CudaSpace(RefinedSpace[AnySchedule]):
 
     def __init__(self, product: TiledProduct, gpu: Gpu) -> None:
         super().__init__(product, gpu)
-        self.bulk: HopperSpace | None = None
+        self.bulk: SpecializedSpace | None = None
         if product.instruction.kind == "mma" and gpu.has_bulk_copies:
-            self.bulk = HopperSpace(HopperProduct(product), gpu)
+            self.bulk = SpecializedSpace(SpecializedProduct(product), gpu)
 
     @property
     def product(self) -> TiledProduct:
@@ -93,7 +97,7 @@ class CudaSpace(RefinedSpace[AnySchedule]):
         return list(first.values())
 
     def scored(self, schedule: AnySchedule) -> Scored[AnySchedule]:
-        if isinstance(schedule, HopperSchedule):
+        if isinstance(schedule, SpecializedSchedule):
             return self._bulk.scored(schedule)
         plan = Plan(self.product, schedule)
         check(plan, self.gpu.shared_bytes)
@@ -101,7 +105,7 @@ class CudaSpace(RefinedSpace[AnySchedule]):
         return Scored(estimated.us, schedule, estimated.parts)
 
     @property
-    def _bulk(self) -> HopperSpace:
+    def _bulk(self) -> SpecializedSpace:
         if self.bulk is None:
             raise LoweringError(
                 f"{self.gpu.name} has no bulk copies for {self.product.instruction.name}"
@@ -109,7 +113,7 @@ class CudaSpace(RefinedSpace[AnySchedule]):
         return self.bulk
 
     def neighbour(self, schedule: AnySchedule, random: Random) -> AnySchedule | None:
-        if isinstance(schedule, HopperSchedule):
+        if isinstance(schedule, SpecializedSchedule):
             return self._bulk.neighbour(schedule, random)
         return super().neighbour(schedule, random)
 
@@ -141,7 +145,7 @@ class CudaSpace(RefinedSpace[AnySchedule]):
 
     def refinements(self, schedule: AnySchedule) -> Iterator[Scored[AnySchedule]]:
         """Yield a schedule with groups and splits."""
-        if isinstance(schedule, HopperSchedule):
+        if isinstance(schedule, SpecializedSchedule):
             yield from self._bulk.refinements(schedule)
             return
         depth = self.product.tiles[3]
@@ -230,8 +234,8 @@ class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, AnySchedule, Cu
         return CudaSpace(lowered, self.gpu)
 
     def build(self, lowered: TiledProduct, schedule: AnySchedule) -> CudaKernels:
-        if isinstance(schedule, HopperSchedule):
-            fed = HopperPlan(HopperProduct(lowered), schedule)
+        if isinstance(schedule, SpecializedSchedule):
+            fed = SpecializedPlan(SpecializedProduct(lowered), schedule)
             check_bulk(fed, self.gpu.shared_bytes)
             return CudaKernels(fed, bulk_text(fed))
         plan = Plan(lowered, schedule)
@@ -240,7 +244,7 @@ class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, AnySchedule, Cu
     def tensorir(
         self, lowered: TiledProduct, schedule: AnySchedule, constants: Mapping[str, Array]
     ) -> FunctionCalls:
-        if isinstance(schedule, HopperSchedule):
+        if isinstance(schedule, SpecializedSchedule):
             # Relax passes buffers only, and no tensor maps of them.
             ranked = (item.schedule for item in self.space(lowered).ranked())
             schedule = next(each for each in ranked if isinstance(each, KernelSchedule))
@@ -264,11 +268,11 @@ class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, AnySchedule, Cu
     def schedule_from(self, document: Mapping[str, Any]) -> AnySchedule:
         """Return the schedule of :meth:`schedule_json`."""
         named = {("layouts" if name == "ways" else name): v for name, v in document.items()}
-        return msgspec.convert(named, HopperSchedule if "loads" in named else KernelSchedule)
+        return msgspec.convert(named, SpecializedSchedule if "loads" in named else KernelSchedule)
 
     def describe(self, artifact: CudaKernels, timing: Timing) -> CudaDetails:
         plan = artifact.plan
-        assert isinstance(plan, Plan | HopperPlan)
+        assert isinstance(plan, Plan | SpecializedPlan)
         space = self.space(plan.product)
         scored = space.scored(plan.schedule)
         first = tuple((str(item.schedule), item.cost) for item in space.first_blocks(MEASURED))

@@ -32,8 +32,8 @@ from cpembed.ir.computation import Computation
 from cpembed.targets.base import Target
 from cpembed.targets.choice import choices
 from cpembed.targets.cuda.build import CudaKernels
-from cpembed.targets.cuda.cases import Expected, cases_of
-from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.emulator.executor import COMPILER, Order
+from cpembed.targets.cuda.saving.cases import Expected, cases_of
 from cpembed.targets.cuda.target import CudaTarget
 from cpembed.targets.registry import open_target
 from experiments.common import Experiment, Row, described, markdown_table

@@ -20,7 +20,7 @@ from cpembed.network.inputs import random_inputs
 from cpembed.network.stepwise import StepwiseRun, run_stepwise
 from cpembed.network.stepwise_document import stepwise_document
 from cpembed.steps import silent
-from cpembed.targets.cuda.executor import COMPILER
+from cpembed.targets.cuda.emulator.executor import COMPILER
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")

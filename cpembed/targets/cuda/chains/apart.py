@@ -22,16 +22,20 @@ from cpembed.targets.cuda.build import CudaKernels, CudaText, Kernel, Tensor
 from cpembed.targets.cuda.chains.pairs import Pair
 from cpembed.targets.cuda.chains.pointwise import ACTIVATIONS, converted
 from cpembed.targets.cuda.chains.softmax import masked_score, write_scaled
-from cpembed.targets.cuda.executor import Launch
-from cpembed.targets.cuda.hopper import build as hopper_build
-from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
-from cpembed.targets.cuda.hopper.space import HopperSpace
+from cpembed.targets.cuda.emulator.executor import Launch
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.model import Gpu
-from cpembed.targets.cuda.offsets import MAX_OFFSET
-from cpembed.targets.cuda.schedule import Plan, ProductPlan
+from cpembed.targets.cuda.multistage.offsets import MAX_OFFSET
+from cpembed.targets.cuda.multistage.schedule import Plan, ProductPlan
 from cpembed.targets.cuda.target import CudaSpace
+from cpembed.targets.cuda.warp_specialized import build as hopper_build
+from cpembed.targets.cuda.warp_specialized.schedule import (
+    SpecializedPlan,
+    SpecializedProduct,
+    SpecializedSchedule,
+)
+from cpembed.targets.cuda.warp_specialized.space import SpecializedSpace
 from cpembed.targets.cuda.writer import Writer, register_pointer
 from cpembed.workloads.chains import (
     BIAS,
@@ -71,7 +75,9 @@ class ApartPlan:
     @property
     def copies_in_bulk(self) -> bool:
         """True if one of the products loads its factors by bulk copies."""
-        return any(isinstance(plan, HopperPlan) for plan in (self.first_plan, self.second_plan))
+        return any(
+            isinstance(plan, SpecializedPlan) for plan in (self.first_plan, self.second_plan)
+        )
 
     @property
     def schedule_text(self) -> str:
@@ -122,7 +128,7 @@ class ApartPlan:
         functions = dict[str, tuple[Writer, Launch]]()
         maps = dict[str, Mapping[str, build.Viewed]]()
         for label, plan in (("first", self.first_plan), ("second", self.second_plan)):
-            if isinstance(plan, HopperPlan):
+            if isinstance(plan, SpecializedPlan):
                 kernels = hopper_build.functions(plan)
                 maps[f"{label}_product"] = hopper_build.tensor_maps(plan)
             else:
@@ -192,10 +198,10 @@ def _best(product: TiledProduct, gpu: Gpu) -> tuple[ProductPlan, float]:
     """Return the plan of the smallest estimate, and its time in microseconds."""
     space = CudaSpace(product, gpu)
     if product.instruction.kind == "wgmma":
-        space = HopperSpace(HopperProduct(product), gpu)
+        space = SpecializedSpace(SpecializedProduct(product), gpu)
     best = space.best()
-    if isinstance(best.schedule, HopperSchedule):
-        return HopperPlan(HopperProduct(product), best.schedule), best.cost
+    if isinstance(best.schedule, SpecializedSchedule):
+        return SpecializedPlan(SpecializedProduct(product), best.schedule), best.cost
     return Plan(product, best.schedule), best.cost
 
 

@@ -24,7 +24,13 @@ from cpembed.targets.cuda.chains.emit import chain_kernel, parameters_of
 from cpembed.targets.cuda.chains.group_emit import group_kernel, map_name
 from cpembed.targets.cuda.chains.group_plan import GroupPlan
 from cpembed.targets.cuda.chains.plan import ChainPlan
-from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
+from cpembed.targets.cuda.emulator.executor import (
+    Counters,
+    DeviceArray,
+    Launch,
+    Order,
+    compile_text,
+)
 from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
 from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
 from cpembed.targets.cuda.writer import Writer

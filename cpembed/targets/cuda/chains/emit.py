@@ -3,8 +3,8 @@
 A block keeps its rows of the first product's first factor, and goes over chunks of the columns that
 the second product sums over. Of each chunk it computes the first product, the function between, and
 adds the second product to its sums. Chunks are copied ahead by ``cp.async``, as stages of
-:mod:`cpembed.targets.cuda.emit` are, with one barrier each; the end of the kernel is that of a
-product's.
+:mod:`cpembed.targets.cuda.multistage.emit` are, with one barrier each; the end of the kernel is
+that of a product's.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cpembed.targets.cuda.chains.registers import bit_order
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.epilogue import input_declarations, output_declarations
 from cpembed.targets.cuda.instructions import LANES
+from cpembed.targets.cuda.multistage.schedule import CHUNK, MAX_UNROLLED_COPIES
 from cpembed.targets.cuda.reduction import STATISTICS
 from cpembed.targets.cuda.results import write_results
-from cpembed.targets.cuda.schedule import CHUNK, MAX_UNROLLED_COPIES
 from cpembed.targets.cuda.writer import (
     PARTIAL,
     Writer,

@@ -19,13 +19,13 @@ from cpembed.targets.cuda.chains.emit import (
 )
 from cpembed.targets.cuda.chains.group_plan import SHARED_REGISTERS, GroupPlan, PanelFactor
 from cpembed.targets.cuda.chains.softmax import Softmax
-from cpembed.targets.cuda.hopper.device import product_name
-from cpembed.targets.cuda.hopper.layouts import ALIGNMENT, CHUNK
-from cpembed.targets.cuda.hopper.loads import write_tensor_copy
-from cpembed.targets.cuda.hopper.schedule import BARRIER_BYTES, WARP_ROWS
-from cpembed.targets.cuda.hopper.streaming import write_opaque
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.results import Strip, stage_sums, store_strip
+from cpembed.targets.cuda.warp_specialized.device import product_name
+from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT, CHUNK
+from cpembed.targets.cuda.warp_specialized.loads import write_tensor_copy
+from cpembed.targets.cuda.warp_specialized.schedule import BARRIER_BYTES, WARP_ROWS
+from cpembed.targets.cuda.warp_specialized.streaming import write_opaque
 from cpembed.targets.cuda.writer import PARTIAL, Writer, register_pointer, shared_pointer
 from cpembed.workloads.chains import RowSoftmax
 

@@ -14,9 +14,14 @@ from functools import cached_property
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.chains.plan import ChainPlan, Factor, reordered
-from cpembed.targets.cuda.hopper.device import column_counts
-from cpembed.targets.cuda.hopper.layouts import SharedImage
-from cpembed.targets.cuda.hopper.schedule import (
+from cpembed.targets.cuda.instructions import LANES, WARP_GROUP, TensorCoreInstruction
+from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.multistage.schedule import Staging
+from cpembed.targets.cuda.tma.tensor_maps import TensorMap
+from cpembed.targets.cuda.tma.views import BLOCK_ROWS, ImageView, image_views
+from cpembed.targets.cuda.warp_specialized.device import column_counts
+from cpembed.targets.cuda.warp_specialized.layouts import SharedImage
+from cpembed.targets.cuda.warp_specialized.schedule import (
     BARRIER_BYTES,
     CONTROL_REGISTERS,
     MAX_REGISTERS,
@@ -24,12 +29,7 @@ from cpembed.targets.cuda.hopper.schedule import (
     strip_staging,
     strip_tiles,
 )
-from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
-from cpembed.targets.cuda.hopper.traffic import MATRIX_BYTES
-from cpembed.targets.cuda.hopper.views import BLOCK_ROWS, ImageView, image_views
-from cpembed.targets.cuda.instructions import LANES, WARP_GROUP, TensorCoreInstruction
-from cpembed.targets.cuda.lower import TiledProduct
-from cpembed.targets.cuda.schedule import Staging
+from cpembed.targets.cuda.warp_specialized.traffic import MATRIX_BYTES
 from cpembed.workloads.chains import RowSoftmax
 
 PANEL_TILES = 4

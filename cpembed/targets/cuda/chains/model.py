@@ -16,7 +16,6 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.group_plan import LAUNCH_REGISTERS, GroupPlan
 from cpembed.targets.cuda.chains.plan import ChainPlan, TileFactor
-from cpembed.targets.cuda.hopper.traffic import MATRIX_BYTES
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import (
     Gpu,
@@ -26,9 +25,10 @@ from cpembed.targets.cuda.model import (
     product_cycles,
     round_cycles,
 )
+from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
+from cpembed.targets.cuda.multistage.traffic import COPY_INSTRUCTIONS, RESULT_INSTRUCTIONS
 from cpembed.targets.cuda.packing import PACKING_THREADS
-from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
-from cpembed.targets.cuda.traffic import COPY_INSTRUCTIONS, RESULT_INSTRUCTIONS
+from cpembed.targets.cuda.warp_specialized.traffic import MATRIX_BYTES
 from cpembed.workloads.chains import ProductChain, RowSoftmax
 
 POWER_CYCLES = 8

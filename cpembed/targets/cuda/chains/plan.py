@@ -25,8 +25,8 @@ from cpembed.targets.cuda.lower import (
     global_operand,
     in_original,
 )
-from cpembed.targets.cuda.offsets import MAX_OFFSET
-from cpembed.targets.cuda.schedule import (
+from cpembed.targets.cuda.multistage.offsets import MAX_OFFSET
+from cpembed.targets.cuda.multistage.schedule import (
     CHUNK,
     MAX_BATCH,
     MAX_THREADS,

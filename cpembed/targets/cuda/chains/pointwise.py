@@ -12,7 +12,7 @@ from cpembed.ir.scalars import Apply, Input, Number, Scalar
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.chains.registers import place
 from cpembed.targets.cuda.expressions import ExpressionWriter
-from cpembed.targets.cuda.schedule import CHUNK
+from cpembed.targets.cuda.multistage.schedule import CHUNK
 from cpembed.targets.cuda.writer import (
     Writer,
     digits,

@@ -9,11 +9,11 @@ import numpy as np
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 from cpembed.targets.cuda.build import Tensor
-from cpembed.targets.cuda.cases import Case, Drawing, Expected
 from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.build import ChainKernels, operands_of, prepares_of
 from cpembed.targets.cuda.compiling import architectures_of
-from cpembed.targets.cuda.saving import SavedKernel
+from cpembed.targets.cuda.saving.cases import Case, Drawing, Expected
+from cpembed.targets.cuda.saving.folder import SavedKernel
 from cpembed.workloads.chains import LENGTHS, MASK, SCALE, TOLERANCES, ProductChain
 
 

@@ -19,11 +19,11 @@ from cpembed.ir.dtypes import is_integer, size_bytes
 from cpembed.targets.base import Target
 from cpembed.targets.cuda import compiling
 from cpembed.targets.cuda.build import CudaText, Kernel, Parameter, Tensor, text_digest
-from cpembed.targets.cuda.cases import Case, cases_of
-from cpembed.targets.cuda.executor import Launch
+from cpembed.targets.cuda.emulator.executor import Launch
 from cpembed.targets.cuda.pack import ceiling_text
 from cpembed.targets.cuda.pack.selection import Selected, select
-from cpembed.targets.cuda.saving import (
+from cpembed.targets.cuda.saving.cases import Case, cases_of
+from cpembed.targets.cuda.saving.folder import (
     BASELINES,
     REMOTE,
     Samples,

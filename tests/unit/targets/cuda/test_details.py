@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
-from cpembed.targets.cuda.executor import Counters
+from cpembed.targets.cuda.emulator.executor import Counters
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.model import gpu
 from cpembed.targets.cuda.target import MEASURED, CudaDetails, CudaSpace

@@ -13,8 +13,7 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
-from cpembed.targets.cuda.hopper.target import HopperTarget
-from cpembed.targets.cuda.schedule import (
+from cpembed.targets.cuda.multistage.schedule import (
     MAX_REGISTERS,
     PAIR_REGISTERS,
     KernelSchedule,
@@ -23,6 +22,7 @@ from cpembed.targets.cuda.schedule import (
     most_registers,
 )
 from cpembed.targets.cuda.target import CudaSpace, CudaTarget
+from cpembed.targets.cuda.warp_specialized.target import HopperTarget
 from experiments.studies.tensor_core_workloads.run import compile_kernel
 
 WORKLOADS = (

@@ -19,10 +19,10 @@ from cpembed.driver.solve import solve
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
-from cpembed.targets.cuda.emit import UNROLLED_PRODUCTS
-from cpembed.targets.cuda.executor import COMPILER
+from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.lower import lower
-from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
+from cpembed.targets.cuda.multistage.emit import UNROLLED_PRODUCTS
+from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
 from cpembed.targets.registry import open_target
 from tests.unit.targets.cuda.machine_code import opcodes
 

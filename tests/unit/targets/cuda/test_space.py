@@ -11,12 +11,16 @@ import pytest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
-from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import estimate, gpu
-from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
+from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
+from cpembed.targets.cuda.multistage.traffic import traffic, work_of
 from cpembed.targets.cuda.target import CudaSpace, CudaTarget
-from cpembed.targets.cuda.traffic import traffic, work_of
+from cpembed.targets.cuda.warp_specialized.schedule import (
+    SpecializedPlan,
+    SpecializedProduct,
+    SpecializedSchedule,
+)
 
 SPEC = hardware_spec("mma_f16")
 A100 = gpu(SPEC, "a100")
@@ -120,28 +124,28 @@ def test_machines_with_tma_have_kernels_of_both_kinds(machine: str) -> None:
     unit = gpu(SPEC, machine)
     space = CudaSpace(product(CONV), unit)
     schedules = [item.schedule for item in space.ranked()]
-    fed = [each for each in schedules if isinstance(each, HopperSchedule)]
+    fed = [each for each in schedules if isinstance(each, SpecializedSchedule)]
     assert len(fed) < len(schedules)
     assert bool(fed) == (machine in ("h100", "rtx_5090", "dgx_spark"))
     rng = random.Random(5)
     for schedule in rng.sample(fed, min(20, len(fed))):
-        plan = HopperPlan(HopperProduct(space.product), schedule)
+        plan = SpecializedPlan(SpecializedProduct(space.product), schedule)
         assert plan.shared_bytes <= unit.shared_bytes
         assert schedule.cluster == (1, 1)
         # Blocks that are there for good all fit at a time.
         resident = unit.resident(schedule.threads // 32, plan.shared_bytes, plan.registers)
         assert schedule.blocks <= max(1, resident) * unit.multiprocessors
-        assert isinstance(space.neighbour(schedule, rng), HopperSchedule)
+        assert isinstance(space.neighbour(schedule, rng), SpecializedSchedule)
         assert space.scored(schedule).cost > 0
     if not fed:
         with pytest.raises(LoweringError, match="has no bulk copies for mma"):
-            space.scored(HopperSchedule(1, (1, 1), warps=(1, 1)))
+            space.scored(SpecializedSchedule(1, (1, 1), warps=(1, 1)))
 
 
 def test_the_target_builds_and_describes_warps_that_are_fed() -> None:
     target = CudaTarget(SPEC.for_machine("rtx_5090"))
     lowered = product("gemm m=64 n=32 k=64")
-    schedule = HopperSchedule(1, (2, 2), 2, 3, ("tensor", "bulk"), warps=(1, 2))
+    schedule = SpecializedSchedule(1, (2, 2), 2, 3, ("tensor", "bulk"), warps=(1, 2))
     kernels = target.build(lowered, schedule)
     saved = target.saved(kernels, "layer", [])
     assert saved.text.architectures == ("sm_90", "sm_100", "sm_120")

@@ -17,7 +17,7 @@ from cpembed.errors import BackendUnavailable
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.targets.cuda import measurement
-from cpembed.targets.cuda.executor import COMPILER
+from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.remote.load import read_manifest
 from cpembed.targets.cuda.tuning import MEASURED
 from tests.unit.targets.cuda.saved import fake_driver

@@ -16,7 +16,7 @@ from cpembed.targets.cuda.chains.group_plan import GroupPlan, legal_columns
 from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
 from cpembed.targets.cuda.chains.space import has_kernel
-from cpembed.targets.cuda.executor import Order
+from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.workloads.chains import MASK_DTYPES, TOLERANCES, ProductChain, parse_chain
 
 Array = NDArray[Any]

@@ -10,7 +10,7 @@ from cpembed.driver.named import hardware_spec
 from cpembed.targets.cuda.chains.apart import plan_apart
 from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
 from cpembed.targets.cuda.chains.pairs import find_pairs
-from cpembed.targets.cuda.executor import Order
+from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.targets.cuda.model import gpu
 from cpembed.workloads.chains import LENGTHS
 from tests.unit.targets.cuda.chains.generated import (
@@ -20,7 +20,7 @@ from tests.unit.targets.cuda.chains.generated import (
     is_right,
     random_attention,
 )
-from tests.unit.targets.cuda.executor.running import needs_compiler
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
 FAMILIES = ("mma", "wmma", "wgmma")
 SHORT = {"float16": "f16", "bfloat16": "bf16", "int8": "s8"}

@@ -13,7 +13,7 @@ import pytest
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.chains.group_plan import GroupPlan
 from cpembed.targets.cuda.chains.plan import ChainSchedule
-from cpembed.targets.cuda.executor import Order
+from cpembed.targets.cuda.emulator.executor import Order
 from tests.unit.targets.cuda.chains.generated import (
     AttentionSizes,
     chain_of,
@@ -22,7 +22,7 @@ from tests.unit.targets.cuda.chains.generated import (
     kernels_of,
     random_attention,
 )
-from tests.unit.targets.cuda.executor.running import needs_compiler
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
 ORDERS: tuple[Order | int, ...] = (Order.FORWARD, Order.REVERSE, 11)
 

@@ -12,9 +12,9 @@ import pytest
 from cpembed.errors import ExecutionFault
 from cpembed.targets.cuda.chains.build import ChainKernels
 from cpembed.targets.cuda.chains.plan import ChainSchedule
-from cpembed.targets.cuda.executor import Order
+from cpembed.targets.cuda.emulator.executor import Order
 from tests.unit.targets.cuda.chains.generated import chain_of, group_plan_of, is_right, kernels_of
-from tests.unit.targets.cuda.executor.running import needs_compiler
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
 pytestmark = needs_compiler
 

@@ -12,7 +12,7 @@ from cpembed.errors import LoweringError
 from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
 from cpembed.targets.cuda.chains.saving import chain_case
-from cpembed.targets.cuda.executor import Order
+from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.workloads.chains import LENGTHS, MASK
 from tests.unit.targets.cuda.chains.generated import (
     SHARED_BYTES,
@@ -24,7 +24,7 @@ from tests.unit.targets.cuda.chains.generated import (
     plan_of,
     random_attention,
 )
-from tests.unit.targets.cuda.executor.running import needs_compiler
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
 pytestmark = needs_compiler
 

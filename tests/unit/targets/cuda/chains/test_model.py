@@ -18,7 +18,7 @@ from cpembed.targets.cuda.chains.space import CLOSE_RATIO, ranked_plans, score
 from cpembed.targets.cuda.model import gpu
 from cpembed.workloads.chains import ProductChain
 from tests.unit.targets.cuda.chains.generated import chain_of, group_plan_of, kernels_of, plan_of
-from tests.unit.targets.cuda.executor.running import needs_compiler
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
 A100 = gpu(hardware_spec("mma_f16"), "a100")
 

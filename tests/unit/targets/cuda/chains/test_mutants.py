@@ -12,11 +12,11 @@ from cpembed.errors import ExecutionFault
 from cpembed.targets.cuda.chains import emit, pointwise, softmax
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule
 from cpembed.targets.cuda.chains.softmax import Softmax
-from cpembed.targets.cuda.executor import Order
+from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.targets.cuda.writer import Writer
 from cpembed.workloads.chains import RowSoftmax
 from tests.unit.targets.cuda.chains.generated import chain_of, is_right, kernels_of, plan_of
-from tests.unit.targets.cuda.executor.running import needs_compiler
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
 pytestmark = needs_compiler
 

@@ -19,12 +19,12 @@ import pytest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
-from cpembed.targets.cuda.hopper.boxes import Image, walk_digits
-from cpembed.targets.cuda.hopper.factors import accesses
-from cpembed.targets.cuda.hopper.layouts import SharedImage
-from cpembed.targets.cuda.hopper.tensor_maps import Im2colBox, TensorMap
 from cpembed.targets.cuda.instructions import INSTRUCTIONS, position
 from cpembed.targets.cuda.lower import lower
+from cpembed.targets.cuda.tma.boxes import Image, walk_digits
+from cpembed.targets.cuda.tma.factors import accesses
+from cpembed.targets.cuda.tma.tensor_maps import Im2colBox, TensorMap
+from cpembed.targets.cuda.warp_specialized.layouts import SharedImage
 
 FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("facts.json").read_text("utf-8"))
 

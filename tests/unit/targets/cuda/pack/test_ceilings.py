@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cpembed.targets.cuda import compiling
-from cpembed.targets.cuda.executor import COMPILER, Launch, compile_text
+from cpembed.targets.cuda.emulator.executor import COMPILER, Launch, compile_text
 from cpembed.targets.cuda.pack import ceiling_text
 
 

@@ -17,7 +17,7 @@ import pytest
 from cpembed.driver import bench_pack
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
-from cpembed.targets.cuda.executor import COMPILER
+from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.pack import ceiling_text, packing
 from tests.cli.calling import Caller
 from tests.unit.targets.cuda.saved import fake_driver

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cpembed.targets.cuda.executor import NATIVE, compile_text
+from cpembed.targets.cuda.emulator.executor import NATIVE, compile_text
 
 SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 

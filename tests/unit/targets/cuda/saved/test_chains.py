@@ -10,7 +10,7 @@ import pytest
 from cpembed.cli import main
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.targets.cuda import compiling
-from cpembed.targets.cuda.executor import COMPILER
+from cpembed.targets.cuda.emulator.executor import COMPILER
 from tests.unit.targets.cuda.saved import fake_driver
 
 pytestmark = [

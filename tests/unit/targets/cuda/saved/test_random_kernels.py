@@ -13,11 +13,12 @@ from cpembed.codegen.epilogue import SECOND, Epilogue
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.run import run
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
-from cpembed.targets.cuda import compiling, saving_target
-from cpembed.targets.cuda.cases import Expected, cases_of
-from cpembed.targets.cuda.executor import COMPILER
+from cpembed.targets.cuda import compiling
+from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.remote.check import difference
 from cpembed.targets.cuda.remote.load import read_manifest
+from cpembed.targets.cuda.saving import target as saving_target
+from cpembed.targets.cuda.saving.cases import Expected, cases_of
 from tests.unit.targets.cuda.saved import fake_driver
 
 pytestmark = pytest.mark.skipif(bool(COMPILER.missing()), reason="the executor misses something")

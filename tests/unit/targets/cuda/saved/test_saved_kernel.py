@@ -20,7 +20,7 @@ import pytest
 from cpembed.cli import main
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.targets.cuda import compiling
-from cpembed.targets.cuda.executor import COMPILER
+from cpembed.targets.cuda.emulator.executor import COMPILER
 from tests.unit.targets.cuda.saved import fake_driver
 
 pytestmark = pytest.mark.skipif(
@@ -539,7 +539,7 @@ def test_an_interrupted_call_leaves_no_manifest(
         raise KeyboardInterrupt
 
     monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
-    monkeypatch.setattr("cpembed.targets.cuda.saving.save_kernels", interrupted)
+    monkeypatch.setattr("cpembed.targets.cuda.saving.folder.save_kernels", interrupted)
     words = ["gemm", "m=24", "n=40", "k=72", "--target", "mma_f16"]
     options = ["--output", "float16", "--bias", "--name", "layer", "-o", str(root)]
     assert main(["build", *words, *options]) == 130

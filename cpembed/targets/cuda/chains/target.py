@@ -1,0 +1,67 @@
+"""Kernels of chains of two products, for all targets whose kernels are CUDA texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from cpembed.provenance import Provenance
+from cpembed.targets.base import Array, Execution, Row
+from cpembed.targets.cuda.emulator.executor import Counters, Order
+from cpembed.targets.cuda.saving.folder import identifier, save
+
+if TYPE_CHECKING:
+    from cpembed.targets.base import Target
+    from cpembed.targets.chains import ChainCandidate, ChainChoice
+    from cpembed.targets.cuda.chains.build import ChainKernels
+    from cpembed.targets.cuda.model import Gpu
+    from cpembed.workloads.chains import ProductChain
+
+
+def counter_rows(counters: Counters) -> list[Row]:
+    """Return the lines about the counters of a run."""
+    products = sum(counters.mma.values())
+    loads, stores = counters.shared_load_wavefronts, counters.shared_store_wavefronts
+    loaded, stored = counters.global_load_sectors, counters.global_store_sectors
+    rows = [
+        ("counted", f"{products:,} products of the instruction"),
+        ("shared", f"{loads:,} wavefronts of loads, {stores:,} of stores"),
+        ("global", f"{loaded:,} sectors loaded, {stored:,} stored"),
+    ]
+    copied, sectors = counters.bulk_load_bytes, counters.bulk_load_sectors
+    if copied:
+        rows.append(("bulk copies", f"{copied:,} bytes loaded in {sectors:,} sectors"))
+    return rows
+
+
+class ChainTarget:
+    """Abilities of a target that makes kernels of chains; the chains are imported on first use."""
+
+    def chain_choice(self, chain: ProductChain) -> ChainChoice:
+        from cpembed.targets.cuda.chains.choice import choose
+
+        target = cast("Target[Any, Any, Any]", self)
+        return choose(chain, target.spec, self._gpu)
+
+    @property
+    def _gpu(self) -> Gpu:
+        return cast("Any", self).gpu
+
+    def build_chain(self, candidate: ChainCandidate) -> ChainKernels:
+        from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
+
+        return ChainKernels(candidate.plan, chain_text(candidate.plan, self._gpu.architecture))
+
+    def execute_chain(self, artifact: ChainKernels, inputs: Mapping[str, Array]) -> Execution:
+        outputs = tuple(artifact.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
+        return Execution(outputs, Provenance.EMULATED)
+
+    def chain_rows(self, artifact: ChainKernels) -> Sequence[Row]:
+        return counter_rows(artifact.counters)
+
+    def save_chain(self, artifact: ChainKernels, folder: Path) -> None:
+        from cpembed.targets.cuda.chains.saving import saved_chain
+
+        spec = cast("Target[Any, Any, Any]", self).spec
+        save(saved_chain(artifact, spec, identifier(folder.name)), folder)

@@ -1,0 +1,1 @@
+"""Execution of CUDA text on the host: PTX translated, faults named, traffic counted."""

@@ -1,0 +1,309 @@
+"""Rows of moves, conversions, comparisons, arithmetic and branches: plain C++ of one lane."""
+
+from __future__ import annotations
+
+from cpembed.errors import LoweringError
+from cpembed.targets.cuda.emulator.ptx.body import SPACES, Call
+from cpembed.targets.cuda.emulator.ptx.registers import bits_of, c_type
+from cpembed.targets.cuda.emulator.ptx.syntax import Name, Operand, Vector
+from cpembed.targets.cuda.emulator.ptx.table import instruction, optional, required
+
+_SIGNED = ("s16", "s32", "s64")
+_UNSIGNED = ("u16", "u32", "u64")
+_BITS = ("b16", "b32", "b64")
+_FLOATS = ("f32", "f64")
+_INTEGERS = (*_UNSIGNED, *_SIGNED)
+
+_OPERATORS = {"add": "+", "sub": "-"}
+_BITWISE = {"and": "&", "or": "|", "xor": "^"}
+_COMPARISONS = {
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
+}  # fmt: skip
+
+
+def _result(call: Call, kind: str, expression: str) -> str:
+    """Return the assignment of an expression to the first operand."""
+    return call.assign(call.operands[0], kind, f"static_cast<{c_type(kind)}>({expression})")
+
+
+@instruction("mov", required("type", "pred", *_INTEGERS, *_BITS, *_FLOATS))
+def _move(call: Call) -> str:
+    call.require_operands(2)
+    target, source = call.operands
+    if isinstance(source, Vector):
+        return _packed(call, target, source.items)
+    if isinstance(target, Vector):
+        return _unpacked(call, target.items, source)
+    return call.assign(target, call["type"], call.value(1, call["type"]))
+
+
+def _part(call: Call, count: int) -> str:
+    bits = bits_of(call["type"])
+    if count not in (2, 4) or bits // count < 8:
+        raise LoweringError(f"{count} parts of a register of {bits} bits")
+    return f"b{bits // count}"
+
+
+def _packed(call: Call, target: Operand, items: tuple[Operand, ...]) -> str:
+    part, kind = _part(call, len(items)), c_type(call["type"])
+    bits = bits_of(part)
+    words = (
+        f"static_cast<{kind}>({call.value(item, part)}) << {bits * place}"
+        for place, item in enumerate(items)
+    )
+    return call.assign(target, call["type"], f"static_cast<{kind}>({' | '.join(words)})")
+
+
+def _unpacked(call: Call, items: tuple[Operand, ...], source: Operand) -> str:
+    part = _part(call, len(items))
+    kind, bits = c_type(call["type"]), bits_of(part)
+    lines = [f"const {kind} w_ = {call.value(source, call['type'])};"]
+    lines += [
+        call.assign(item, part, f"static_cast<{c_type(part)}>(w_ >> {bits * place})")
+        for place, item in enumerate(items)
+        if item != Name("_")
+    ]
+    return " ".join(lines)
+
+
+for _name, _operator in _OPERATORS.items():
+
+    @instruction(_name, optional("rounding", "rn"), optional("ftz", "ftz"),
+                 required("type", *_INTEGERS, *_FLOATS))  # fmt: skip
+    def _sum(call: Call, operator: str = _operator) -> str:
+        call.require_operands(3)
+        kind = call["type"]
+        return _result(call, kind, f"{call.value(1, kind)} {operator} {call.value(2, kind)}")
+
+
+for _name, _operator in _BITWISE.items():
+
+    @instruction(_name, required("type", "pred", *_BITS))
+    def _bitwise(call: Call, operator: str = _operator) -> str:
+        call.require_operands(3)
+        kind = call["type"]
+        return _result(call, kind, f"{call.value(1, kind)} {operator} {call.value(2, kind)}")
+
+
+@instruction("not", required("type", "pred", *_BITS))
+def _not(call: Call) -> str:
+    call.require_operands(2)
+    operator = "!" if call["type"] == "pred" else "~"
+    return _result(call, call["type"], f"{operator}{call.value(1, call['type'])}")
+
+
+@instruction("neg", optional("ftz", "ftz"), required("type", *_SIGNED, *_FLOATS))
+def _negative(call: Call) -> str:
+    call.require_operands(2)
+    return _result(call, call["type"], f"-{call.value(1, call['type'])}")
+
+
+@instruction("mul", optional("rounding", "rn"), optional("ftz", "ftz"), required("type", *_FLOATS))
+def _float_product(call: Call) -> str:
+    call.require_operands(3)
+    kind = call["type"]
+    return _result(call, kind, f"{call.value(1, kind)} * {call.value(2, kind)}")
+
+
+def _product(call: Call) -> tuple[str, str]:
+    """Return the type of a product's part, and its expression."""
+    kind, part = call["type"], call["part"]
+    bits = bits_of(kind)
+    if bits == 64 and part != "lo":
+        raise LoweringError(f".{part} of 64-bit factors is not emulated")
+    if part == "lo":
+        # Without a sign, as signed products of C++ must not overflow.
+        unsigned = f"u{max(bits, 32)}"
+        factors = (f"static_cast<{c_type(unsigned)}>({call.value(n, kind)})" for n in (1, 2))
+        return kind, " * ".join(factors)
+    wide = f"{kind[0]}{2 * bits}"
+    factors = (f"static_cast<{c_type(wide)}>({call.value(n, kind)})" for n in (1, 2))
+    expression = " * ".join(factors)
+    return (wide, expression) if part == "wide" else (kind, f"({expression}) >> {bits}")
+
+
+@instruction("mul", required("part", "lo", "hi", "wide"), required("type", *_INTEGERS))
+def _integer_product(call: Call) -> str:
+    call.require_operands(3)
+    kind, expression = _product(call)
+    return _result(call, kind, expression)
+
+
+@instruction("mad", required("part", "lo", "hi", "wide"), required("type", *_INTEGERS))
+def _multiply_add(call: Call) -> str:
+    call.require_operands(4)
+    kind, expression = _product(call)
+    return _result(call, kind, f"static_cast<{c_type(kind)}>({expression}) + {call.value(3, kind)}")
+
+
+@instruction("fma", required("rounding", "rn"), optional("ftz", "ftz"), required("type", *_FLOATS))
+def _fused_multiply_add(call: Call) -> str:
+    call.require_operands(4)
+    kind = call["type"]
+    factors = ", ".join(call.value(place, kind) for place in (1, 2, 3))
+    return _result(call, kind, f"{'fmaf' if kind == 'f32' else 'fma'}({factors})")
+
+
+@instruction(
+    "ex2", required("approximation", "approx"), optional("ftz", "ftz"), required("type", "f32")
+)
+def _power_of_two(call: Call) -> str:
+    call.require_operands(2)
+    return _result(call, "f32", f"exp2f({call.value(1, 'f32')})")
+
+
+for _name, _operator in {"min": "<", "max": ">"}.items():
+
+    @instruction(_name, optional("ftz", "ftz"), required("type", *_INTEGERS, *_FLOATS))
+    def _extremum(call: Call, name: str = _name, operator: str = _operator) -> str:
+        call.require_operands(3)
+        kind = call["type"]
+        first, second = call.value(1, kind), call.value(2, kind)
+        if kind in _FLOATS:
+            function = f"f{name}" + ("f" if kind == "f32" else "")
+            return _result(call, kind, f"{function}({first}, {second})")
+        return _result(call, kind, f"{first} {operator} {second} ? {first} : {second}")
+
+
+@instruction("shl", required("type", *_BITS))
+def _shifted_left(call: Call) -> str:
+    call.require_operands(3)
+    kind, bits = call["type"], bits_of(call["type"])
+    value, count = call.value(1, kind), call.value(2, "u32")
+    # C++ leaves shifts by the width or more undefined.
+    return _result(call, kind, f"{count} < {bits} ? {value} << {count} : 0")
+
+
+@instruction("shr", required("type", *_BITS, *_INTEGERS))
+def _shifted_right(call: Call) -> str:
+    call.require_operands(3)
+    kind, bits = call["type"], bits_of(call["type"])
+    value, count = call.value(1, kind), call.value(2, "u32")
+    beyond = f"{value} < 0 ? -1 : 0" if kind[0] == "s" else "0"
+    return _result(call, kind, f"{count} < {bits} ? {value} >> {count} : ({beyond})")
+
+
+@instruction(
+    "setp",
+    required("comparison", *_COMPARISONS),
+    optional("boolean", "and", "or", "xor"),
+    optional("ftz", "ftz"),
+    required("type", *_INTEGERS, *_BITS, *_FLOATS),
+)
+def _compare(call: Call) -> str:
+    call.require_operands(4 if call["boolean"] else 3)
+    kind, comparison = call["type"], call["comparison"]
+    if comparison in ("lo", "ls", "hi", "hs") and kind[0] != "u":
+        raise LoweringError(f".{comparison} compares unsigned integers")
+    if kind[0] == "b" and comparison not in ("eq", "ne"):
+        raise LoweringError(f".{comparison} does not compare bits")
+    lines = [f"bool t_ = {call.value(1, kind)} {_COMPARISONS[comparison]} {call.value(2, kind)};"]
+    first, second = call.pair(0)
+    combined = {"t_": "t_", "!t_": "!t_"}
+    if call["boolean"]:
+        operator = {"and": "&", "or": "|", "xor": "^"}[call["boolean"]]
+        lines.append(f"const bool c_ = {call.condition(call.operands[3])};")
+        combined = {t: f"bool({t} {operator} c_)" for t in combined}
+    lines.append(call.assign(first, "pred", combined["t_"]))
+    if second is not None:
+        lines.append(call.assign(second, "pred", combined["!t_"]))
+    return " ".join(lines)
+
+
+@instruction("selp", required("type", *_INTEGERS, *_BITS, *_FLOATS))
+def _select(call: Call) -> str:
+    call.require_operands(4)
+    kind = call["type"]
+    condition = call.condition(call.operands[3])
+    return _result(call, kind, f"{condition} ? {call.value(1, kind)} : {call.value(2, kind)}")
+
+
+@instruction("cvta", optional("to", "to"), required("space", *filter(None, SPACES)),
+             required("type", "u32", "u64"))  # fmt: skip
+def _convert_address(call: Call) -> str:
+    call.require_operands(2)
+    kind, space = call["type"], SPACES[call["space"]]
+    if kind == "u32":
+        raise LoweringError("generic addresses have 64 bits: .u64")
+    direction = "executor_address_in" if call["to"] else "executor_generic_address"
+    return _result(call, kind, f"{direction}({space}, {call.value(1, kind)})")
+
+
+@instruction(
+    "cvt", required("to", "u8", "s8", *_INTEGERS), required("from", "u8", "s8", *_INTEGERS)
+)
+def _convert_integer(call: Call) -> str:
+    call.require_operands(2)
+    source, target = call["from"], call["to"]
+    value = f"static_cast<{c_type(target)}>({call.value(1, source, wider=True)})"
+    return call.assign(call.operands[0], target, value, wider=True)
+
+
+@instruction("cvt", optional("rounding", "rn"), optional("ftz", "ftz"),
+             required("to", "f32", "f16", "bf16"),
+             required("from", "f32", "f16", "bf16"))  # fmt: skip
+def _convert_float(call: Call) -> str:
+    call.require_operands(2)
+    source, target = call["from"], call["to"]
+    if (target != "f32") is not bool(call["rounding"]) or "f32" not in (source, target):
+        raise LoweringError("conversions to fewer digits need .rn, others must not have it")
+    value = call.value(1, source)
+    functions = {
+        ("f32", "f16"): "executor::float16_to_float",
+        ("f32", "bf16"): "executor::bfloat16_to_float",
+        ("f16", "f32"): "executor::float_to_float16",
+        ("bf16", "f32"): "executor::float_to_bfloat16",
+    }
+    return call.assign(call.operands[0], target, f"{functions.get((target, source), '')}({value})")
+
+
+@instruction(
+    "cvt", required("rounding", "rn"), required("to", "f16x2", "bf16x2"), required("from", "f32")
+)
+def _convert_pair(call: Call) -> str:
+    call.require_operands(3)
+    function = f"executor::float_to_{'float16' if call['to'] == 'f16x2' else 'bfloat16'}"
+    # The first source becomes the upper half.
+    upper, lower = (f"uint32_t({function}({call.value(place, 'f32')}))" for place in (1, 2))
+    return _result(call, call["to"], f"{upper} << 16 | {lower}")
+
+
+@instruction("cvt", required("rounding", "rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"),
+             optional("ftz", "ftz"), required("to", "s32", "u32", "f32"),
+             required("from", "s32", "u32", "f32"))  # fmt: skip
+def _convert_number(call: Call) -> str:
+    call.require_operands(2)
+    source, target, rounding = call["from"], call["to"], call["rounding"]
+    value = call.value(1, source)
+    if source != "f32" and target == "f32" and rounding == "rn":
+        return _result(call, target, value)
+    functions = {"rni": "nearbyintf", "rzi": "truncf", "rmi": "floorf", "rpi": "ceilf"}
+    if source != "f32" or target == "f32" or rounding not in functions:
+        raise LoweringError(f"the conversion .{rounding}.{target}.{source} is not emulated")
+    # Numbers beyond the range become its ends.
+    low, high = ("-2147483648.0", "2147483647.0") if target == "s32" else ("0.0", "4294967295.0")
+    return _result(
+        call, target, f"fmin(fmax(double({functions[rounding]}({value})), {low}), {high})"
+    )
+
+
+@instruction("bra", optional("uniform", "uni"))
+def _branch(call: Call) -> str:
+    call.require_operands(1)
+    (target,) = call.operands
+    if not isinstance(target, Name):
+        raise LoweringError("the target of a branch has to be a label")
+    return f"goto {call.body.label(target.name)};"
+
+
+@instruction("ex2", required("approximation", "approx"), optional("ftz", "ftz"),
+             required("type", "f32"))  # fmt: skip
+def _power(call: Call) -> str:
+    call.require_operands(2)
+    # Computed as the exact function is; what is smaller than the smallest normal number becomes 0.
+    power = f"const float p_ = std::exp2({call.value(1, 'f32')});"
+    value = "(std::fabs(p_) < std::numeric_limits<float>::min() ? 0.0f : p_)"
+    if not call["ftz"]:
+        value = "p_"
+    return f"{power} {call.assign(call.operands[0], 'f32', value)}"

@@ -1,1 +1,0 @@
-"""Kernels of warp-group products for Hopper GPUs: TMA, mbarriers, wgmma."""

@@ -1,0 +1,1 @@
+"""Kernels whose warps all copy by ``cp.async`` and multiply: schedules, copies, traffic."""

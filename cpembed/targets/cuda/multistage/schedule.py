@@ -1,0 +1,342 @@
+"""Schedules of a Tensor Core kernel: tiles of blocks and warps, stages, splits, order of blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.instructions import LANES
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.multistage.offsets import check_offsets
+from cpembed.targets.cuda.multistage.separation import Separation, separation_of
+
+WAVEFRONT_BYTES = 128
+"""Number of bytes of one word from each of the 32 banks of shared memory."""
+
+CHUNK = 16
+"""Number of bytes of a matrix row that ``ldmatrix`` loads, and of the widest access."""
+
+# Both are read off what ptxas 13 allocates for 78 kernels on sm_80, in benchmarks/gpu/main_loop.md:
+# it is 0.6 to 1.5 of the estimate, in the median 1.0; most where copies are shorter than cp.async.
+COPY_REGISTERS, ADDRESS_REGISTERS = 2, 14
+"""Number of registers of a thread for each of its copies, and for all other addresses."""
+
+MAX_UNROLLED_COPIES = 16
+"""Maximum number of copies of a thread that are unrolled."""
+
+# In 53 kernels of sm_90 with 128 sums of a thread ptxas takes up to 14 more than the estimate, and
+# up to 43 more where steps are written in pairs (an odd depth), until it spills.
+REGISTER_MARGIN, PAIR_REGISTERS = 14, 30
+"""Number of registers beyond the estimate that have to be free, and more of them for pairs."""
+
+MAX_REGISTERS = 255
+MAX_THREADS = 1024
+MAX_BATCH = 65535
+
+
+@dataclass(frozen=True)
+class KernelSchedule:
+    """Choices of a product kernel."""
+
+    warps: tuple[int, int]
+    """Number of warps of a block along rows and columns."""
+    tile: tuple[int, int]
+    """Number of instruction tiles of a warp along rows and columns."""
+    depth: int = 2
+    """Number of instruction tiles along the reduction in a stage of shared memory."""
+    stages: int = 3
+    """Number of stages of shared memory."""
+    group: int = 1
+    """Number of adjacent blocks of rows that share columns of the second factor in L2."""
+    splits: int = 1
+    """Number of blocks that share the reduction of a result."""
+    layouts: tuple[int, int] = (0, 0)
+    """Numbers of the factors' layouts in :class:`~cpembed.targets.cuda.lower.TiledProduct`."""
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Number of instruction tiles of a block along rows and columns."""
+        return self.warps[0] * self.tile[0], self.warps[1] * self.tile[1]
+
+    @property
+    def threads(self) -> int:
+        return LANES * self.warps[0] * self.warps[1]
+
+    def __str__(self) -> str:
+        rows, columns = self.block
+        words = [
+            f"blocks of {rows} x {columns} tiles on {self.warps[0]} x {self.warps[1]} warps",
+            f"{self.depth} deep in {self.stages} stages",
+        ]
+        words += [f"{self.group} blocks of rows in a group"] * (self.group > 1)
+        words += [f"sums split {self.splits} ways"] * (self.splits > 1)
+        words += ["factors in layouts {} and {}".format(*self.layouts)] * any(self.layouts)
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class SharedTile:
+    """Tile of a factor in one stage of shared memory."""
+
+    rows: int
+    row_bytes: int
+    pitch: int
+    """Bytes between the beginnings of rows."""
+    width: int
+    """Bytes of a vector that is copied."""
+    swizzled: bool
+    """True if chunks are permuted so that those of eight rows are in different banks."""
+    transposed: bool = False
+    """True if a row is a step of the depth, and vectors run along the rows of the factor."""
+
+    @property
+    def row_vectors(self) -> int:
+        return self.row_bytes // self.width
+
+    @property
+    def copies(self) -> int:
+        """Number of vectors that are copied: whole warps copy, and zeros beyond the rows."""
+        return -(-self.rows * self.row_vectors // LANES) * LANES
+
+    @property
+    def bytes(self) -> int:
+        return -(-self.copies // self.row_vectors) * self.pitch
+
+    @property
+    def chunks(self) -> int:
+        return self.row_bytes // CHUNK
+
+    def place(self, row: str, chunk: str) -> str:
+        """Return TVMScript of the byte at which a chunk of a row begins.
+
+        Eight consecutive rows have eight chunks of 16 bytes in the 128 bytes of different banks:
+        rows of 128 bytes take all places of a chunk in turn, two rows of 64 bytes share each, and
+        four rows of 32 bytes.
+        """
+        if self.swizzled and self.chunks > 1:
+            turn = row if self.chunks >= 8 else f"({row}) // {8 // self.chunks}"
+            chunk = f"T.bitwise_xor({chunk}, ({turn}) % {min(self.chunks, 8)})"
+        return f"({row}) * {self.pitch} + ({chunk}) * {CHUNK}"
+
+    def matrix_moves(self, row: int, depth_byte: int) -> tuple[int, int]:
+        """Return what the place of a matrix is changed by: an exclusive or, and a sum.
+
+        The matrix begins so many rows of the factor, and bytes along its depth, behind the place.
+        """
+        # Chunks are permuted by exclusive or, and those of one depth, or of one tile, are
+        # neighbours.
+        if self.transposed:
+            return row // 8 * CHUNK, depth_byte // 2 * self.pitch
+        return depth_byte, row * self.pitch
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A warp's part of shared memory for the results of a row of instruction tiles.
+
+    ``pitch`` is the number of elements from row to row.
+    """
+
+    rows: int
+    columns: int
+    pitch: int
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.pitch * size_bytes(self.dtype)
+
+
+class ProductPlan(Protocol):
+    """Plan that kernels of a product were generated from, as running them needs it."""
+
+    @property
+    def product(self) -> TiledProduct: ...
+
+    @property
+    def schedule(self) -> object: ...
+
+    def operand(self, number: int) -> GlobalOperand:
+        """Return the layout of a factor in global memory."""
+        ...
+
+    def packs(self, number: int) -> bool:
+        """True if a kernel of its own packs a factor."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A product with a schedule, from which kernels are generated."""
+
+    product: TiledProduct
+    schedule: KernelSchedule
+
+    @property
+    def first(self) -> GlobalOperand:
+        return self.product.first[self.schedule.layouts[0]]
+
+    @property
+    def second(self) -> GlobalOperand:
+        return self.product.second[self.schedule.layouts[1]]
+
+    def operand(self, number: int) -> GlobalOperand:
+        """Return the layout of a factor in global memory."""
+        return (self.first, self.second)[number]
+
+    def packs(self, number: int) -> bool:
+        """True if a kernel of its own packs a factor."""
+        return self.operand(number).needs_packing
+
+    @cached_property
+    def shared_tiles(self) -> tuple[SharedTile, SharedTile]:
+        """Tiles of both factors in one stage."""
+        return self._shared_tile(0), self._shared_tile(1)
+
+    def _shared_tile(self, number: int) -> SharedTile:
+        instruction, schedule = self.product.instruction, self.schedule
+        operand = self.operand(number)
+        rows = schedule.block[number] * (instruction.m, instruction.n)[number]
+        row_bytes = schedule.depth * instruction.k * size_bytes(operand.layout.dtype)
+        swizzled = instruction.kind == "mma"
+        size = size_bytes(operand.layout.dtype)
+        if operand.along != self.product.axes[2]:
+            return SharedTile(
+                rows=schedule.depth * instruction.k,
+                row_bytes=rows * size,
+                pitch=rows * size,
+                width=operand.length * size,
+                swizzled=swizzled,
+                transposed=True,
+            )
+        # WMMA's rows begin at multiples of a fragment's bytes: 32 of float16, at most 16 of bytes
+        # (PTX ISA, Matrix Storage for WMMA, Address Alignment).
+        pitch = row_bytes if swizzled else row_bytes + 2 * CHUNK
+        width = operand.length * size_bytes(operand.layout.dtype)
+        return SharedTile(
+            rows=rows, row_bytes=row_bytes, pitch=pitch, width=width, swizzled=swizzled
+        )
+
+    def separation(self, number: int) -> Separation | None:
+        """Return a factor's parts by rows and depth; None if each copy computes its address.
+
+        Parameters
+        ----------
+        number
+            0 for the first factor, 1 for the second.
+        """
+        tile, threads = self.shared_tiles[number], self.schedule.threads
+        # A thread's vectors have one place along the depth if a turn copies whole rows.
+        located = not tile.transposed and threads % tile.row_vectors == 0
+        if not located or -(-tile.copies // threads) > MAX_UNROLLED_COPIES:
+            return None
+        return separation_of(self.product, number, self.schedule.layouts[number])
+
+    @cached_property
+    def staging(self) -> Staging:
+        instruction, dtype = self.product.instruction, self.product.sums
+        columns = self.schedule.tile[1] * instruction.n
+        size = size_bytes(dtype)
+        pitch = columns * size
+        # Rows begin in different banks: eight words apart, or four if elements are halves.
+        pitch += (8 * size - pitch) % WAVEFRONT_BYTES
+        return Staging(instruction.m, columns, pitch // size, dtype)
+
+    @property
+    def stage_bytes(self) -> int:
+        return sum(tile.bytes for tile in self.shared_tiles)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a block: the stages, or after them the results of its warps."""
+        warps = self.schedule.threads // LANES
+        return max(self.schedule.stages * self.stage_bytes, warps * self.staging.bytes)
+
+    @property
+    def blocks(self) -> tuple[int, int, int, int]:
+        """Number of blocks along rows, columns and batch, and number of splits."""
+        batch, rows, columns, _ = self.product.tiles
+        block = self.schedule.block
+        return -(-rows // block[0]), -(-columns // block[1]), batch, self.schedule.splits
+
+    @property
+    def group(self) -> int:
+        """Number of blocks of rows in a group; 1 unless all groups have the same size."""
+        # A last, smaller group would need a numbering of its own.
+        return self.schedule.group if self.blocks[0] % self.schedule.group == 0 else 1
+
+    @property
+    def steps(self) -> int:
+        """Number of stages that a block computes."""
+        stages = -(-self.product.tiles[3] // self.schedule.depth)
+        return -(-stages // self.schedule.splits)
+
+    @cached_property
+    def registers(self) -> int:
+        """Estimated registers of a thread: sums, fragments of two inner steps, addresses."""
+        instruction, (rows, columns) = self.product.instruction, self.schedule.tile
+        first, second, sums = instruction.registers
+        fragments = 2 * (rows * first + columns * second)
+        tiles, threads = self.shared_tiles, self.schedule.threads
+        copies = sum(-(-tile.copies // threads) for tile in tiles if tile.width >= 4)
+        # Each depth of a stage has a place of its own in rows of both factors.
+        places = 2 * self.schedule.depth * (instruction.kind == "mma")
+        # A multiprocessor allocates registers in units of 8 for each thread of a warp.
+        total = rows * columns * sums + fragments + COPY_REGISTERS * copies
+        total += ADDRESS_REGISTERS + places
+        return -(-total // 8) * 8
+
+
+def most_registers(plan: Plan) -> int:
+    """Return the number of registers of a thread with which no kernel was seen to spill."""
+    # Copies that are shorter than cp.async takes hold all of a stage's vectors, and their places.
+    short = sum(
+        -(-tile.copies // plan.schedule.threads) * (COPY_REGISTERS + 1)
+        for number, tile in enumerate(plan.shared_tiles)
+        if tile.width < 4 and plan.separation(number) is not None
+    )
+    pairs = PAIR_REGISTERS if plan.schedule.depth % 2 else 0
+    return plan.registers + short + pairs + REGISTER_MARGIN
+
+
+def check(plan: Plan, shared_bytes: int) -> None:
+    """Raise :class:`LoweringError` if a plan cannot be executed.
+
+    That is, if the program does not have the schedule, or a multiprocessor with ``shared_bytes`` of
+    shared memory for a block cannot execute it.
+    """
+    schedule, product = plan.schedule, plan.product
+    numbers = (*schedule.warps, *schedule.tile, schedule.depth, schedule.group, schedule.splits)
+    if min(numbers) < 1 or schedule.stages < 2 or schedule.depth not in (1, 2, 4):
+        raise LoweringError(
+            f"{schedule}: tiles count from 1, stages from 2, the depth is 1, 2 or 4"
+        )
+    if schedule.splits > 1 and product.output.placement is not None:
+        raise LoweringError(f"{schedule}: the kernel that adds parts writes an entire buffer")
+    counts = (len(product.first), len(product.second))
+    if any(not 0 <= n < count for n, count in zip(schedule.layouts, counts, strict=True)):
+        raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
+    for tile in plan.shared_tiles:
+        # Chunks are permuted by exclusive or.
+        if tile.transposed and tile.chunks & (tile.chunks - 1):
+            raise LoweringError(
+                f"{schedule}: rows of {tile.chunks} chunks; those of a factor that is transposed "
+                "when it is loaded are a power of two"
+            )
+    if schedule.threads > MAX_THREADS:
+        raise LoweringError(f"{schedule}: a block has at most {MAX_THREADS} threads")
+    if plan.shared_bytes > shared_bytes:
+        raise LoweringError(
+            f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"
+        )
+    if most_registers(plan) > MAX_REGISTERS:
+        raise LoweringError(
+            f"{schedule}: up to {most_registers(plan)} registers of {MAX_REGISTERS}: take smaller "
+            "tiles of a warp or an even depth"
+        )
+    if product.tiles[0] > MAX_BATCH:
+        raise LoweringError(f"a batch of {product.tiles[0]:,}: a grid has {MAX_BATCH:,} in a row")
+    check_offsets(plan)

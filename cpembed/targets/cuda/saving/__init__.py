@@ -1,0 +1,1 @@
+"""Saved kernels: folders that compile, run, compare and time themselves."""

@@ -1,0 +1,124 @@
+"""Execution, saving and packing of kernels, for all targets whose artifacts are CUDA texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from cpembed.provenance import Provenance
+from cpembed.targets.base import Array, Execution
+from cpembed.targets.cuda import compiling
+from cpembed.targets.cuda.build import CudaKernels
+from cpembed.targets.cuda.compiling import architectures_of
+from cpembed.targets.cuda.emulator.executor import Order
+from cpembed.targets.cuda.joined import JoinedKernels, Part, joined_cases
+from cpembed.targets.cuda.pack.packing import pack_layer, pack_programs
+from cpembed.targets.cuda.pack.results import read_results
+from cpembed.targets.cuda.remote.report import markdown
+from cpembed.targets.cuda.saving.cases import Case, cases_of
+from cpembed.targets.cuda.saving.folder import (
+    INSTRUCTIONS,
+    SavedKernel,
+    identifier,
+    save,
+    save_torch,
+)
+from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
+from cpembed.targets.outputs import PackedLayer
+
+if TYPE_CHECKING:
+    from cpembed.targets.base import Target
+
+
+class SavingTarget:
+    """Abilities of a target whose artifacts are :class:`CudaKernels`."""
+
+    provenance = Provenance.EMULATED
+    instructions = INSTRUCTIONS
+    takes_epilogues = True
+
+    def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
+        # Two orders of the warps: a result that depends on the order is wrong.
+        orders = (Order.REVERSE, Order.FORWARD)
+        outputs, *seconds = zip(*(artifact.outputs(inputs, o) for o in orders), strict=True)
+        return Execution(outputs, self.provenance, *seconds)
+
+    def joined(self, artifacts: Mapping[str, CudaKernels], shape: Sequence[int]) -> JoinedKernels:
+        return JoinedKernels.from_parts(artifacts, shape)
+
+    def execute_joined(self, joined: JoinedKernels, inputs: Mapping[str, Array]) -> Execution:
+        outputs = tuple(joined.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
+        return Execution(outputs, self.provenance)
+
+    def save_joined(
+        self, joined: JoinedKernels, parts: Sequence[Part], path: Path, about: Mapping[str, Any]
+    ) -> None:
+        target = cast("Target[Any, Any, Any]", self)
+        kernel = SavedKernel(
+            name=identifier(path.name),
+            text=joined.text,
+            inputs=joined.inputs,
+            outputs=[joined.output],
+            prepares=joined.prepares,
+            cases=joined_cases(parts, joined.output.shape),
+            macs=sum(workload.macs for workload, _ in parts),
+            about={
+                **about,
+                "target": target.spec.name,
+                "machine": target.described_machine,
+            },
+        )
+        save(kernel, path)
+
+    def executed_by(self, artifact: CudaKernels) -> str:
+        return "emulated CUDA"
+
+    def save(self, artifact: CudaKernels, path: Path) -> None:
+        product = artifact.plan.product
+        cases = cases_of(product.program.unfused, product.epilogue)
+        save(self.saved(artifact, identifier(path.name), cases), path)
+
+    def save_torch(self, path: Path) -> None:
+        save_torch(path)
+
+    def pack_layer(self, layer: PackedLayer, root: Path) -> None:
+        pack_layer(cast("Target[Any, Any, Any]", self), self.saved, layer, root)
+
+    def missing_to_pack(self) -> str | None:
+        return compiling.missing()
+
+    def pack_programs(self, root: Path) -> None:
+        pack_programs(root)
+
+    def measured_report(self, document: Mapping[str, Any]) -> str:
+        return markdown(read_results(document))
+
+    def saved(self, artifact: CudaKernels, name: str, cases: Sequence[Case]) -> SavedKernel:
+        """Return kernels with everything that a folder says of them."""
+        target, plan = cast("Target[Any, Any, Any]", self), artifact.plan
+        program, epilogue = plan.product.program, plan.product.epilogue
+        # In the workload's order: the factors of a kernel may be exchanged.
+        order = {operand.tensor: n for n, operand in enumerate(program.unfused.inputs)}
+        supported = architectures_of(
+            plan.product.instruction, bulk=isinstance(plan, SpecializedPlan)
+        )
+        return SavedKernel(
+            name=name,
+            text=replace(artifact.text, architectures=supported),
+            inputs=sorted(artifact.operands(), key=lambda tensor: order.get(tensor.tensor, 9)),
+            outputs=artifact.results(),
+            prepares=artifact.prepares(),
+            cases=cases,
+            macs=program.unfused.macs,
+            about={
+                "workload": str(program.unfused),
+                "sizes": dict(program.unfused.extents),
+                "epilogue": None if epilogue is None else str(epilogue),
+                "target": target.spec.name,
+                "machine": target.described_machine,
+                "embedding": program.embedding.to_json(),
+                "schedule": str(plan.schedule),
+            },
+        )

@@ -1,0 +1,185 @@
+"""Limits of plans of warp groups: of instructions, memories, registers and offsets of 32 bits."""
+
+from __future__ import annotations
+
+import math
+
+from cpembed.errors import LoweringError
+from cpembed.targets.cuda.lower import GlobalOperand
+from cpembed.targets.cuda.multistage.offsets import (
+    MAX_OFFSET,
+    largest_digits,
+    largest_magnitude,
+    packing_bound,
+)
+from cpembed.targets.cuda.multistage.schedule import MAX_THREADS
+from cpembed.targets.cuda.warp_specialized.device import column_counts
+from cpembed.targets.cuda.warp_specialized.layouts import SPANS
+from cpembed.targets.cuda.warp_specialized.packing import PackedImages
+from cpembed.targets.cuda.warp_specialized.schedule import MAX_GROUPS, MAX_STAGES, SpecializedPlan
+
+MAX_CLUSTER = 8
+"""Maximum number of blocks of a cluster on every GPU (CUDA C++ Programming Guide)."""
+
+
+def check(plan: SpecializedPlan, shared_bytes: int) -> None:
+    """Raise :class:`LoweringError` if a plan cannot be executed.
+
+    That is, if no such kernel is generated, or a multiprocessor with ``shared_bytes`` of shared
+    memory for a block cannot execute it.
+    """
+    schedule, product = plan.schedule, plan.product
+    numbers = (schedule.groups, *schedule.tile, schedule.depth, schedule.group, schedule.splits)
+    if min(numbers) < 1 or schedule.groups > MAX_GROUPS or not 2 <= schedule.stages <= MAX_STAGES:
+        raise LoweringError(
+            f"{schedule}: tiles count from 1, groups from 1 to {MAX_GROUPS}, stages from 2 to "
+            f"{MAX_STAGES}"
+        )
+    if schedule.splits > 1 and product.output.placement is not None:
+        raise LoweringError(f"{schedule}: the kernel that adds parts writes an entire buffer")
+    if product.instruction.kind == "mma":
+        _check_warps(plan)
+    else:
+        _check_groups(plan)
+    if not all(image.is_legal for image in plan.images):
+        raise LoweringError(f"{schedule}: rows of a stage have {', '.join(map(str, SPANS))} bytes")
+    counts = (len(product.first), len(product.second))
+    for load, view, layout, count in zip(
+        schedule.loads, plan.views, schedule.layouts, counts, strict=True
+    ):
+        if load == "tensor" and view is None:
+            raise LoweringError(f"{schedule}: TMA cannot load a factor's tile")
+        if view is not None and not view.zero_beyond and product.tiles[3] % schedule.depth:
+            # Products with what lies there would be wrong, and even zeros of the other factor do
+            # not hide infinities.
+            raise LoweringError(f"{schedule}: the last stage goes beyond the depth")
+        if load == "threads" and not 0 <= layout < count:
+            raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
+    if schedule.streamed and schedule.splits > 1:
+        raise LoweringError(f"{schedule}: a reduction is split or divided evenly, not both")
+    _check_cluster(plan)
+    order = plan.order
+    if (order.splits - 1) * order.part_steps >= order.steps:
+        raise LoweringError(f"{schedule}: a part of the reduction has no stage")
+    if plan.shared_bytes > shared_bytes:
+        raise LoweringError(
+            f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"
+        )
+    if plan.registers > plan.register_limit:
+        raise LoweringError(f"{schedule}: {plan.registers} registers of {plan.register_limit}")
+    _check_offsets(plan)
+
+
+def _check_groups(plan: SpecializedPlan) -> None:
+    """Refuse products that warp groups do not have."""
+    schedule, instruction = plan.schedule, plan.product.instruction
+    columns = schedule.tile[1] * instruction.n
+    if schedule.warps is not None or instruction.kind != "wgmma":
+        raise LoweringError(f"{schedule}: no warps execute {instruction.name}")
+    if columns not in column_counts(instruction):
+        raise LoweringError(f"{schedule}: no instruction of {columns} columns")
+    if schedule.alternating and (
+        schedule.groups == 1 or schedule.streamed or plan.order.turns < schedule.groups
+    ):
+        raise LoweringError(f"{schedule}: groups take turns at whole tiles, of which each has one")
+    if schedule.in_registers and plan.images[0].major != "k":
+        raise LoweringError(f"{schedule}: the first factor in registers is K-major")
+
+
+def _check_warps(plan: SpecializedPlan) -> None:
+    """Refuse schedules that no warps of their own execute."""
+    schedule = plan.schedule
+    if schedule.warps is None or schedule.groups != 1 or min(schedule.warps) < 1:
+        raise LoweringError(f"{schedule}: {plan.product.instruction.name} is executed by warps")
+    if schedule.threads > MAX_THREADS:
+        raise LoweringError(f"{schedule}: a block has at most {MAX_THREADS} threads")
+    # Stages begin with the same one of two sets of fragments.
+    if schedule.depth % 2:
+        raise LoweringError(f"{schedule}: the depth of a stage is even")
+    if plan.by_threads or schedule.in_registers or schedule.cluster_blocks > 1:
+        raise LoweringError(f"{schedule}: warps take what bulk copies load for their block")
+    for tiles, extent, image in zip(
+        schedule.tile,
+        (plan.product.instruction.m, plan.product.instruction.n),
+        plan.images,
+        strict=True,
+    ):
+        # Chunks are permuted by exclusive or, so that rows of a warp begin at multiples.
+        if image.transposed and tiles * extent & (tiles * extent - 1):
+            raise LoweringError(f"{schedule}: transposed rows of a warp are a power of two")
+
+
+def _check_cluster(plan: SpecializedPlan) -> None:
+    """Refuse clusters of which the kernels know nothing."""
+    schedule = plan.schedule
+    if min(schedule.cluster) < 1 or schedule.cluster_blocks > MAX_CLUSTER:
+        raise LoweringError(f"{schedule}: a cluster has from 1 to {MAX_CLUSTER} blocks")
+    if schedule.cluster_blocks == 1:
+        return
+    if plan.by_threads or schedule.streamed:
+        raise LoweringError(f"{schedule}: clusters copy by TMA, and compute whole tiles")
+    for number, load in enumerate(schedule.loads):
+        if load == "bulk" and plan.blocks[number] % schedule.cluster[number]:
+            raise LoweringError(f"{schedule}: no images are packed for blocks beyond the result")
+
+
+def _check_offsets(plan: SpecializedPlan) -> None:
+    """Refuse a plan whose kernels would compute an offset of more than 32 bits.
+
+    Raises
+    ------
+    LoweringError
+        If one of them would.
+    """
+    product, schedule = plan.product, plan.schedule
+    parts = schedule.splits * product.output.layout.elements
+    if parts > MAX_OFFSET:
+        raise LoweringError(
+            f"{schedule.splits} parts of {product.output.layout.elements:,} sums are indexed by "
+            "more than 32 bits: split the reduction among fewer blocks"
+        )
+    values = _largest_values(plan)
+    for number, load in enumerate(schedule.loads):
+        operand, bounds = plan.operand(number), list[int]()
+        if load == "bulk":
+            bounds = [PackedImages(plan, number).elements, *_elements(operand)]
+        elif load == "threads":
+            bounds = [_bound(operand, values)]
+        # Coordinates of TMA are below those of elements.
+        if operand.needs_packing and load != "bulk":
+            bounds += [packing_bound(operand), *_elements(operand)]
+        _require(operand, bounds)
+    _require(product.output, [_bound(product.output, values)])
+
+
+def _elements(operand: GlobalOperand) -> tuple[int, int]:
+    return operand.layout.elements, math.prod(operand.layout.original_shape)
+
+
+def _bound(operand: GlobalOperand, values: dict[str, int]) -> int:
+    accesses = [operand.layout.access[place] for place in operand.checked]
+    return max(largest_magnitude(index, values) for index in (operand.address, *accesses))
+
+
+def _require(operand: GlobalOperand, bounds: list[int]) -> None:
+    if bounds and max(bounds) > MAX_OFFSET:
+        raise LoweringError(
+            f"offsets in operand {operand.layout.name} reach {max(bounds):,}, padded tiles "
+            "included, which 32 bits do not hold: run a part of the workload"
+        )
+
+
+def _largest_values(plan: SpecializedPlan) -> dict[str, int]:
+    """Return the largest values of iterators, in tiles beyond the product too."""
+    product, schedule = plan.product, plan.schedule
+    rows, columns, batch = plan.blocks
+    values = {loop.name: 0 for loop in product.program.loops}
+    values |= {axis.name: axis.extent - 1 for axis in product.program.instruction_axes}
+    for count, loops in (
+        (batch, product.batch),
+        (rows * schedule.block[0], product.rows),
+        (columns * schedule.block[1], product.columns),
+        (plan.steps * schedule.depth, product.depth),
+    ):
+        values |= largest_digits(count - 1, loops)
+    return values

@@ -1,0 +1,168 @@
+"""Work of a plan's kernels of warp groups, from its schedule, for the estimate of their time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
+from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
+from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
+from cpembed.targets.cuda.multistage.traffic import (
+    COPY_INSTRUCTIONS,
+    RESULT_INSTRUCTIONS,
+    element_kernel,
+    operand_bytes,
+)
+from cpembed.targets.cuda.tma.reads import mean_bytes
+from cpembed.targets.cuda.warp_specialized.schedule import WARP_ROWS, SpecializedPlan
+from cpembed.targets.cuda.warp_specialized.tiles import wave_reads
+from cpembed.targets.cuda.warp_specialized.traffic import (
+    SpecializedTraffic,
+    fragment_wavefronts,
+    result_wavefronts,
+    traffic,
+)
+
+PART_LATENCIES = 3
+"""Number of latencies of L2 that follow each other where parts of sums are added."""
+
+# Counted in the loops that nvcc 13 generates for sm_120 (benchmarks/gpu/main_loop.md): 16 to 20.
+STAGE_INSTRUCTIONS = 20
+"""Number of integer instructions of a consumer warp for a stage, beside its loads of fragments."""
+
+
+def work_of(plan: SpecializedPlan, gpu: Gpu) -> KernelWork:
+    """Return the work of all kernels of a call; weights are packed ahead of it."""
+    counts = traffic(plan)
+    items = -(-plan.results // plan.grid)
+    steps = items * plan.order.part_steps
+    if plan.order.streamed:
+        # Each block has as many stages as any other, and a part more than it has results.
+        steps = -(-plan.order.tiles * plan.steps // plan.grid)
+        items += 1
+    schedule = plan.schedule
+    registers = plan.registers if schedule.groups == 1 else plan.register_shares[0]
+    return KernelWork(
+        "product",
+        plan.grid,
+        schedule.threads // LANES,
+        plan.shared_bytes,
+        registers=registers,
+        steps=steps,
+        stages=schedule.stages,
+        fetch=_fetch(plan, gpu),
+        compute=_compute(plan, counts, gpu),
+        result=_result(plan, counts, gpu),
+        results=items,
+        overlapped=schedule.alternating,
+        dram_bytes=_bytes_from_dram(plan, gpu) + counts.stored_bytes,
+        auxiliary=_auxiliary(plan, gpu),
+    )
+
+
+def _fetch(plan: SpecializedPlan, gpu: Gpu) -> Phase:
+    """Return the copies of a stage: bytes from L2, which are written to shared memory."""
+    content = sum(image.content_bytes for image in plan.images)
+    # Every block receives all of its stage but the zeros, of which L2 reads a share for it.
+    received = [mean_bytes(plan, number) for number in range(2)]
+    read = sum(received[number] / plan.schedule.sharers(number) for number in range(2))
+    vectors = 0.0
+    for number, (image, load) in enumerate(zip(plan.images, plan.schedule.loads, strict=True)):
+        if load == "threads":
+            operand = plan.operand(number)
+            width = operand.length * size_bytes(operand.layout.dtype)
+            vectors += image.content_bytes / width / LANES
+    issue = vectors * COPY_INSTRUCTIONS / gpu.unit.schedulers
+    # The producers' four warps issue their copies one after the other.
+    issue_of_warp = vectors / (WARP_GROUP // LANES) * COPY_INSTRUCTIONS * gpu.unit.integer_cycles
+    moved = sum(received)
+    cycles = gpu.l2_cycles + moved / gpu.l2_bytes_each + issue_of_warp
+    shared = content / WAVEFRONT_BYTES
+    return Phase(cycles, 0.0, shared, issue, bytes=moved, multicast=moved - read)
+
+
+def _compute(plan: SpecializedPlan, counts: SpecializedTraffic, gpu: Gpu) -> Phase:
+    """Return the products of a stage, whose factors are read from shared memory."""
+    schedule = plan.schedule
+    if schedule.warps is not None:
+        return _compute_of_warps(plan, gpu)
+    rows, columns = schedule.block
+    tensor = rows * columns * schedule.depth * gpu.product_cycles
+    stages = plan.order.tiles * schedule.cluster_blocks * plan.steps
+    shared = counts.matrix_wavefronts / stages
+    issue = rows * schedule.depth * (WARP_GROUP // LANES) / gpu.unit.schedulers
+    # Products of neighbouring stages overlap, so no stage waits for its own.
+    return Phase(max(tensor, shared), tensor, shared, issue)
+
+
+def _compute_of_warps(plan: SpecializedPlan, gpu: Gpu) -> Phase:
+    """Return the fragments and products of a stage, of warps of their own."""
+    schedule = plan.schedule
+    (rows, columns), warps = schedule.tile, schedule.consumers // LANES
+    products = product_cycles(gpu, warps, rows * columns, schedule.depth)
+    shared = fragment_wavefronts(plan)
+    loads = warps * schedule.depth * (rows + -(-columns // 2))
+    # Fragments of the next stage are loaded behind the last products but one; a warp waits for its
+    # mbarrier, which is in shared memory, and for no other warp.
+    cycles = max(products.cycles, shared) + gpu.unit.shared_load_cycles
+    issue = products.issue + (loads + warps * STAGE_INSTRUCTIONS) / gpu.unit.schedulers
+    return Phase(cycles, products.tensor, shared, issue)
+
+
+def _result(plan: SpecializedPlan, counts: SpecializedTraffic, gpu: Gpu) -> Phase:
+    """Return the transfer of a block's results through shared memory to L2."""
+    product, items = plan.product, plan.results
+    rows, columns = plan.schedule.block
+    elements = rows * columns * product.instruction.m * product.instruction.n
+    shared = result_wavefronts(plan)
+    vectors = elements / product.output.length / LANES
+    warps = plan.schedule.readers
+    issue_of_warp = vectors / warps * RESULT_INSTRUCTIONS * gpu.unit.integer_cycles
+    strips = elements / warps / (WARP_ROWS * plan.staging.columns)
+    waits = strips * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
+    issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
+    cycles = waits + issue_of_warp + shared / warps
+    if plan.order.streamed_parts:
+        # A part is stored, then counted, then the last block loads all parts: three times to L2.
+        cycles += PART_LATENCIES * gpu.l2_cycles
+    moved = counts.stored_bytes + counts.part_bytes_loaded
+    return Phase(cycles, 0.0, shared, issue, bytes=moved / items)
+
+
+def _bytes_from_dram(plan: SpecializedPlan, gpu: Gpu) -> float:
+    """Return the bytes of factors that are read from main memory.
+
+    Each factor once if both fit L2. Otherwise each turn of the persistent blocks reads its rows and
+    columns; those of the turn before are still in L2 if all of that turn fitted.
+    """
+    factors = tuple(operand_bytes(plan.operand(number)) for number in range(2))
+    if sum(factors) <= gpu.l2_capacity:
+        return sum(factors)
+    reads = wave_reads(plan.order)
+    # Bytes of all of the depth of a worker's rows, and of its columns.
+    sizes = [size / read.shape[1] for size, read in zip(factors, reads, strict=True)]
+    turns = reads[0].sum(axis=1) * sizes[0] + reads[1].sum(axis=1) * sizes[1]
+    again = sum(
+        (read[1:] & read[:-1]).sum(axis=1) * size for read, size in zip(reads, sizes, strict=True)
+    )
+    total = turns.sum() - np.where(turns[:-1] <= gpu.l2_capacity, again, 0.0).sum()
+    return max(sum(factors), float(total))
+
+
+def _auxiliary(plan: SpecializedPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
+    """Return the packing of operands other than weights, and the addition of parts."""
+    product, kernels = plan.product, list[KernelWork]()
+    weights = product.program.workload.inputs[1].name
+    for number in range(2):
+        operand = plan.operand(number)
+        if plan.packs(number) and operand.layout.name != weights:
+            elements = operand.layout.elements
+            transferred = operand_bytes(operand) + elements * size_bytes(operand.layout.dtype)
+            kernels.append(element_kernel("packing", elements, transferred, gpu))
+    if plan.schedule.splits > 1:
+        elements = product.output.layout.elements
+        transferred = elements * plan.schedule.splits * size_bytes(product.sums)
+        transferred += elements * size_bytes(product.output_dtype)
+        kernels.append(element_kernel("reduction", elements, transferred, gpu))
+    return tuple(kernels)
