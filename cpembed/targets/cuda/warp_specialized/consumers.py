@@ -15,12 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from cpembed.targets.cuda.fragment_products import MATRIX_BYTES, FragmentProducts
-from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
+from cpembed.targets.cuda.instructions import LANES, WARP_GROUP, WARP_ROWS
 from cpembed.targets.cuda.results import Strip
 from cpembed.targets.cuda.warp_specialized.device import product_name
 from cpembed.targets.cuda.warp_specialized.layouts import CHUNK
 from cpembed.targets.cuda.warp_specialized.ring import Ring
-from cpembed.targets.cuda.warp_specialized.schedule import WARP_ROWS, SpecializedPlan
+from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.streaming import write_opaque
 from cpembed.targets.cuda.writer import Writer, quotient, register_pointer, shared_pointer
 

@@ -31,6 +31,7 @@ STAGES = (8, 6, 4, 3, 2)
 RASTER_GROUPS = (1, 4, 8)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 CLUSTERS = ((2, 1), (1, 2))
+STORE_BUFFERS = (1, 2, 0)
 
 CLOSE_RATIO = 1.02
 """Ratio of estimates that are too close to choose by them alone."""
@@ -45,10 +46,10 @@ WARP_STAGES = (6, 4, 3, 2)
 class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
     """Schedules of a product that fit a GPU, ranked by their estimated times.
 
-    Refinements are groups of blocks, splits, clusters, last tiles that are divided, and groups that
-    take turns. Warps of
-    their own have no clusters: multicast is slow where they are used (PTX ISA,
-    ``cp.async.bulk.tensor``), or missing (CUTLASS, Blackwell SM120 GEMMs: GeForce).
+    Refinements are buffers of results, groups of blocks, splits, clusters, last tiles that are
+    divided, and groups that take turns. Warps of their own have no clusters: multicast is slow
+    where they are used (PTX ISA, ``cp.async.bulk.tensor``), or missing (CUTLASS, Blackwell SM120
+    GEMMs: GeForce).
     """
 
     refined = 24
@@ -61,6 +62,7 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
         "splits": SPLITS,
         "cluster": ((1, 1), *CLUSTERS),
         "alternating": (False, True),
+        "store_buffers": STORE_BUFFERS,
     }
 
     def __init__(self, product: SpecializedProduct, gpu: Gpu) -> None:
@@ -77,8 +79,20 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
     def plain(self) -> Iterator[Scored[SpecializedSchedule]]:
         """Yield schedules without groups of blocks and splits."""
         for shape in self._shapes():
+            # One buffer takes no more memory than what threads stage.
+            buffers = int(self._has_boxes(shape))
             for loads, layouts in self._loads(shape.block, shape.depth):
-                yield from self._with_stages(replace(shape, loads=loads, layouts=layouts))
+                yield from self._with_stages(
+                    replace(shape, loads=loads, layouts=layouts, store_buffers=buffers)
+                )
+
+    def _has_boxes(self, schedule: SpecializedSchedule) -> bool:
+        """Return True if TMA can store the results of a warp."""
+        try:
+            self.product.store(schedule.tile[1])
+        except LoweringError:
+            return False
+        return True
 
     def _shapes(self) -> Iterator[SpecializedSchedule]:
         """Yield schedules that differ in the tiles of a block and the depth of a stage."""
@@ -162,6 +176,11 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
         """Yield a schedule with groups of blocks, splits, clusters, or divided last tiles."""
         depth = self.product.tiled.tiles[3]
         clusters = () if self.of_warps else CLUSTERS
+        if schedule.store_buffers:
+            stored = [replace(schedule, store_buffers=buffers) for buffers in STORE_BUFFERS]
+            variants = [item for each in stored for item in self._with_stages(each)]
+            yield from variants
+            schedule = min(variants, key=self.rank).schedule
         if schedule.groups > 1:
             for cluster in ((1, 1), *CLUSTERS):
                 yield from self._with_stages(replace(schedule, alternating=True, cluster=cluster))
@@ -183,7 +202,8 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
             # Every part of a split reduction has at least two stages.
             if (group, splits) == (1, 1) or splits * schedule.depth > max(1, depth // 2):
                 continue
-            refined = replace(schedule, group=group, splits=splits)
+            buffers = schedule.store_buffers * (splits == 1)
+            refined = replace(schedule, group=group, splits=splits, store_buffers=buffers)
             try:
                 yield self.scored(refined)
             except LoweringError:

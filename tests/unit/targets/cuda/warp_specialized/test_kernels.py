@@ -85,7 +85,7 @@ def check_counts(kernels: CudaKernels) -> None:
         phases=counters.mbarrier_phases,
         shared_load_wavefronts=counters.shared_load_wavefronts,
         shared_store_wavefronts=counters.shared_store_wavefronts,
-        stored_bytes=counters.global_store_bytes,
+        stored_bytes=counters.global_store_bytes + counters.bulk_store_bytes,
         # Where rows of results do not begin with a sector, there are more.
         stored_sectors=expected.stored_sectors,
         # Other loads of threads are those of factors.
@@ -94,7 +94,8 @@ def check_counts(kernels: CudaKernels) -> None:
         else counters.global_load_bytes,
     )
     assert loaded(plan) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
-    assert expected.stored_sectors <= counters.global_store_sectors
+    sectors = counters.global_store_sectors + counters.bulk_store_sectors
+    assert expected.stored_sectors <= sectors
     # Swizzles keep the operands of products apart.
     assert counters.wgmma_wavefronts == counters.wgmma_wavefronts_least
 
