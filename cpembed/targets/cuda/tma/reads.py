@@ -187,8 +187,8 @@ def _pixels_read(
     )  # fmt: skip
     for place, lower, step, count, offset, size, stride in dimensions:
         base_place = pixels % count * step + lower
-        begins = pixels == pixels[:, :1]
-        coordinate: Numbers = np.where(begins, place[:, None], base_place) + offset[:, None]
+        beyond = (place[:, None] - base_place) * (pixels == pixels[:, :1])
+        coordinate = base_place + beyond + offset[:, None]
         valid &= (coordinate >= 0) & (coordinate < size)
         address = address + coordinate * stride
         pixels = pixels // count
