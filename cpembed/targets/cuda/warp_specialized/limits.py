@@ -98,9 +98,6 @@ def _check_warps(plan: SpecializedPlan) -> None:
         raise LoweringError(f"{schedule}: {plan.product.instruction.name} is executed by warps")
     if schedule.threads > MAX_THREADS:
         raise LoweringError(f"{schedule}: a block has at most {MAX_THREADS} threads")
-    # Stages begin with the same one of two sets of fragments.
-    if schedule.depth % 2:
-        raise LoweringError(f"{schedule}: the depth of a stage is even")
     if plan.by_threads or schedule.in_registers or schedule.cluster_blocks > 1:
         raise LoweringError(f"{schedule}: warps take what bulk copies load for their block")
     for tiles, extent, image in zip(

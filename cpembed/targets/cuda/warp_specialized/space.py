@@ -115,9 +115,7 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
         for warps, *tile, deep in itertools.product(
             WARPS, WARP_ROW_TILES, WARP_COLUMN_TILES, DEPTHS
         ):
-            # The depth of a stage is even (limits.check).
-            if deep % 2 == 0:
-                yield SpecializedSchedule(1, (tile[0], tile[1]), deep, warps=warps)
+            yield SpecializedSchedule(1, (tile[0], tile[1]), deep, warps=warps)
 
     def _loads(
         self, block: tuple[int, int], deep: int

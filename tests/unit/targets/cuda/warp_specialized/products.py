@@ -101,7 +101,7 @@ def random_groups(rng: random.Random, product: SpecializedProduct) -> Specialize
 
 def random_warps(rng: random.Random, product: SpecializedProduct) -> SpecializedSchedule:
     warps = rng.choice(((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4)))
-    tile, depth = (rng.choice((1, 2, 4)), rng.choice((1, 2, 3, 4, 6, 8))), rng.choice((2, 4))
+    tile, depth = (rng.choice((1, 2, 4)), rng.choice((1, 2, 3, 4, 6, 8))), rng.choice((1, 2, 4))
     ways, layouts = loads(rng, product, (warps[0] * tile[0], warps[1] * tile[1]), depth)
     return SpecializedSchedule(
         1, tile, depth, rng.choice((2, 3, 5)), ways,
