@@ -12,7 +12,7 @@ from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import Gpu, estimate
-from cpembed.targets.cuda.multistage.space import RefinedSpace
+from cpembed.targets.cuda.multistage.space import RASTER_GROUPS, SPLITS, RefinedSpace
 from cpembed.targets.cuda.warp_specialized.device import column_counts
 from cpembed.targets.cuda.warp_specialized.limits import check
 from cpembed.targets.cuda.warp_specialized.schedule import (
@@ -28,8 +28,6 @@ ROW_TILES = (1, 2)
 COLUMN_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DEPTHS = (4, 2, 1)
 STAGES = (8, 6, 4, 3, 2)
-RASTER_GROUPS = (1, 4, 8)
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 CLUSTERS = ((2, 1), (1, 2))
 STORE_BUFFERS = (1, 2, 0)
 
@@ -154,13 +152,11 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
             resident = self._resident(plan)
             if plan.work_items > resident:
                 with_stages = replace(with_stages, blocks=resident)
-            try:
-                yield self.scored(with_stages)
-            except LoweringError:
-                # Ranked among others only if it fits, which fewer stages may.
-                continue
-            if not self.of_warps:
-                return
+            # Ranked among others only if it fits, which fewer stages may.
+            for scored in self.fitting([with_stages]):
+                yield scored
+                if not self.of_warps:
+                    return
 
     def _resident(self, plan: SpecializedPlan) -> int:
         """Return the number of blocks of a persistent kernel."""
@@ -172,8 +168,6 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
 
     def refinements(self, schedule: SpecializedSchedule) -> Iterator[Scored[SpecializedSchedule]]:
         """Yield a schedule with groups of blocks, splits, clusters, or divided last tiles."""
-        depth = self.product.tiled.tiles[3]
-        clusters = () if self.of_warps else CLUSTERS
         if schedule.store_buffers:
             stored = [replace(schedule, store_buffers=buffers) for buffers in STORE_BUFFERS]
             variants = [item for each in stored for item in self._with_stages(each)]
@@ -182,30 +176,21 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
         if schedule.groups > 1:
             for cluster in ((1, 1), *CLUSTERS):
                 yield from self._with_stages(replace(schedule, alternating=True, cluster=cluster))
+        yield from self.fitting(self._rearranged(schedule))
+
+    def _rearranged(self, schedule: SpecializedSchedule) -> Iterator[SpecializedSchedule]:
+        """Yield schedules of the same blocks: other orders, clusters, splits and last tiles."""
+        clusters = () if self.of_warps else CLUSTERS
         for group, cluster in itertools.product(RASTER_GROUPS, clusters):
             # Whole clusters are resident, so that an odd multiprocessor stays idle.
             blocks = schedule.blocks and schedule.blocks // 2 * 2
-            try:
-                yield self.scored(replace(schedule, group=group, cluster=cluster, blocks=blocks))
-            except LoweringError:
-                continue
+            yield replace(schedule, group=group, cluster=cluster, blocks=blocks)
+        resident = self._resident(SpecializedPlan(self.product, replace(schedule, streamed=True)))
         for group in RASTER_GROUPS:
-            blocks = self._resident(SpecializedPlan(self.product, replace(schedule, streamed=True)))
-            streamed = replace(schedule, group=group, streamed=True, blocks=blocks)
-            try:
-                yield self.scored(streamed)
-            except LoweringError:
-                continue
-        for group, splits in itertools.product(RASTER_GROUPS, SPLITS):
-            # Every part of a split reduction has at least two stages.
-            if (group, splits) == (1, 1) or splits * schedule.depth > max(1, depth // 2):
-                continue
+            yield replace(schedule, group=group, streamed=True, blocks=resident)
+        for group, splits in self.splits_of(schedule.depth):
             buffers = schedule.store_buffers * (splits == 1)
-            refined = replace(schedule, group=group, splits=splits, store_buffers=buffers)
-            try:
-                yield self.scored(refined)
-            except LoweringError:
-                continue
+            yield replace(schedule, group=group, splits=splits, store_buffers=buffers)
 
     def rank(self, item: Scored[SpecializedSchedule]) -> tuple[float, ...]:
         # Of estimates within a fiftieth of each other, longer rows come first, which take fewer
