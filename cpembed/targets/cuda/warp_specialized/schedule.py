@@ -18,6 +18,11 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.epilogue import input_parameters
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.multistage.registers import (
+    MAX_REGISTERS,
+    MULTIPROCESSOR_REGISTERS,
+    resident_blocks,
+)
 from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES, Staging
 from cpembed.targets.cuda.tma.views import ImageView, image_views
 from cpembed.targets.cuda.warp_specialized.layouts import SharedImage
@@ -37,11 +42,6 @@ BARRIER_BYTES = 8
 # A multiprocessor has 65,536 registers, a block of two consumer groups 384 threads: each starts
 # with 168, of which the producers give some to the consumers. Producers that compute addresses of
 # their own need more than one thread that issues copies of TMA, and more than three groups leave.
-MULTIPROCESSOR_REGISTERS, MAX_REGISTERS = 65_536, 255
-
-MULTIPROCESSOR_THREADS = 1536
-"""Maximum number of threads of a multiprocessor of sm_120, the least of all with bulk copies."""
-
 REGISTERS = {(2, False): (168, 40, 232), (2, True): (168, 72, 216), (3, False): (128, 40, 152)}
 """Registers of a thread at the launch, of producers and of consumers, by the number of consumer
 groups and by whether producers compute addresses."""
@@ -383,21 +383,19 @@ class SpecializedPlan:
         return self.fragment_sets * self.schedule.tile[0] * self.product.instruction.registers[0]
 
     @property
+    def most_registers(self) -> int:
+        """Number of registers with which no kernel of warps of their own was seen to spill."""
+        vectors = self.staging.rows * self.staging.columns // self.product.output.length // LANES
+        return self.registers + RESULT_REGISTERS * max(0, vectors - 2)
+
+    @property
     def min_blocks(self) -> int:
         """Number of blocks that a multiprocessor has registers for; 0 if ptxas may decide."""
-        schedule = self.schedule
-        if schedule.warps is not None:
-            # ptxas for sm_120 would take too few registers, for more blocks. Each of the
-            # four schedulers has a quarter of the registers.
-            staging, length = self.staging, self.product.output.length
-            vectors = staging.rows * staging.columns // length // LANES
-            most = self.registers + RESULT_REGISTERS * max(0, vectors - 2)
-            resident = 4 * (MULTIPROCESSOR_REGISTERS // 4 // (most * LANES))
-            warps = min(resident, MULTIPROCESSOR_THREADS // LANES)
-            return max(1, warps * LANES // schedule.threads)
+        if self.schedule.warps is not None:
+            return resident_blocks(self.most_registers, self.schedule.threads)
         # Registers can be passed from group to group only if ptxas knows how many each thread
         # begins with.
-        return int(schedule.groups > 1)
+        return int(self.schedule.groups > 1)
 
     @property
     def register_shares(self) -> tuple[int, int, int]:

@@ -22,7 +22,7 @@ from cpembed.targets.cuda.multistage.traffic import (
     wavefronts,
 )
 from cpembed.targets.cuda.tma.factors import Numbers, digit_values
-from cpembed.targets.cuda.tma.reads import SECTOR_BYTES
+from cpembed.targets.cuda.multistage.reads import SECTOR_BYTES
 from cpembed.targets.cuda.warp_specialized.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.warp_specialized.loads import factor_bytes
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
