@@ -1,12 +1,12 @@
-"""Compare estimated registers of random kernels with those that ptxas takes, and look for spills.
+"""Compare estimated registers of random kernels with those of ptxas, and look for local memory.
 
-    python -m benchmarks.gpu.registers                 # 360 kernels, some 15 minutes of processor time
+    python -m benchmarks.gpu.registers                 # 360 kernels, 15 minutes of processor time
     python -m benchmarks.gpu.registers --kernels 20    # the first 20
 
-Needs nvcc and no GPU. Kernels are of random matrix products and convolutions, with random embeddings
-and schedules that the limits admit, of both kinds: warps that copy, and warps that bulk copies feed.
-Each text is compiled to PTX once, and that for three architectures. Writes ``registers.json``, from
-which an interrupted run goes on, and ``registers.md`` beside it.
+Needs nvcc and no GPU. Kernels are of random matrix products and convolutions, with random
+embeddings and schedules that the limits admit, of both kinds: warps that copy, and warps that bulk
+copies feed. Each text is compiled to PTX once, and that for three architectures. Writes
+``registers.json``, from which an interrupted run goes on, and ``registers.md`` beside it.
 """
 
 from __future__ import annotations

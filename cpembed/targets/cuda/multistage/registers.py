@@ -8,12 +8,14 @@ schedules for three architectures (``benchmarks/gpu/registers.md``).
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.instructions import LANES
+from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
 
 if TYPE_CHECKING:
+    from cpembed.targets.cuda.fragment_products import MatrixImage
     from cpembed.targets.cuda.multistage.schedule import Plan
 
 MAX_REGISTERS = 255
@@ -48,44 +50,63 @@ them where steps are written in pairs."""
 
 def registers(plan: Plan) -> int:
     """Return the estimated registers of a thread, which are allocated in units of 8."""
-    instruction, schedule = plan.product.instruction, plan.schedule
-    (rows, columns), sums = schedule.tile, instruction.registers[2]
+    schedule = plan.schedule
     # A block that computes one depth alone has one set of fragments.
     sets = min(2, plan.steps * schedule.depth)
-    m, n, k = instruction.m, instruction.n, instruction.k
-    # Fragments of WMMA have each element twice, of which ptxas keeps one.
-    fragments = sum(
-        count * extent * k * size_bytes(dtype) // (4 * LANES)
-        for count, extent, dtype in ((rows, m, instruction.a), (columns, n, instruction.b))
+    total = product_registers(
+        plan.product.instruction, schedule.tile, schedule.depth, plan.shared_tiles, sets
     )
-    total = rows * columns * sums + sets * fragments + THREAD_REGISTERS
-    total += PLACE_REGISTERS * sum(_places(plan, number) for number in range(2))
     if plan.copying > 1:
         total += LOOP_REGISTERS + sum(_copy_registers(plan, number) for number in range(2))
         total += TURN_REGISTERS if plan.ring_turns else PAIR_REGISTERS * (schedule.depth % 2)
     return -(-total // 8) * 8
 
 
+def product_registers(
+    instruction: TensorCoreInstruction,
+    tile: tuple[int, int],
+    depth: int,
+    images: tuple[MatrixImage, MatrixImage],
+    sets: int = 2,
+) -> int:
+    """Return the registers of a thread for the products of a stage, those of its own place too.
+
+    Parameters
+    ----------
+    instruction : TensorCoreInstruction
+        Instruction of a warp.
+    tile : tuple of int and int
+        Number of instruction tiles of the warp along rows and columns.
+    depth : int
+        Number of instruction tiles along the depth of a stage.
+    images : tuple of MatrixImage and MatrixImage
+        Both factors in a stage.
+    sets : int
+        Number of sets of fragments.
+    """
+    total = THREAD_REGISTERS + math.prod(tile) * instruction.registers[2]
+    for number, image in enumerate(images):
+        extent = (instruction.m, instruction.n)[number]
+        # Bytes along the depth of a row. Fragments of WMMA have each element twice, of which ptxas
+        # keeps one.
+        width = instruction.k * size_bytes((instruction.a, instruction.b)[number])
+        total += sets * tile[number] * extent * width // (4 * LANES)
+        # Places do not follow from each other by a constant where chunks are permuted. One load
+        # takes two tiles of columns.
+        places = {0}
+        if instruction.kind == "mma":
+            places = {
+                image.matrix_moves(row * extent, inner * width)[0]
+                for row in range(0, tile[number], 1 + number)
+                for inner in range(depth)
+            }
+        total += PLACE_REGISTERS * len(places)
+    return total
+
+
 def most_registers(plan: Plan) -> int:
     """Return the number of registers of a thread with which no kernel was seen to spill."""
     return plan.registers + REGISTER_MARGIN + PAIR_MARGIN * (plan.schedule.depth % 2)
-
-
-def _places(plan: Plan, number: int) -> int:
-    """Return the number of places of a factor that do not follow from each other by a constant."""
-    tile, instruction, schedule = plan.shared_tiles[number], plan.product.instruction, plan.schedule
-    if not tile.swizzled:
-        return 1
-    # One load of a warp takes two tiles of columns.
-    step, extent = (1, instruction.m) if number == 0 else (2, instruction.n)
-    depth_bytes = instruction.k * size_bytes((instruction.a, instruction.b)[number])
-    return len(
-        {
-            tile.matrix_moves(row * extent, inner * depth_bytes)[0]
-            for row in range(0, schedule.tile[number], step)
-            for inner in range(schedule.depth)
-        }
-    )
 
 
 def _copy_registers(plan: Plan, number: int) -> int:

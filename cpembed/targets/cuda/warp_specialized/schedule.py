@@ -21,6 +21,8 @@ from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.multistage.registers import (
     MAX_REGISTERS,
     MULTIPROCESSOR_REGISTERS,
+    REGISTER_MARGIN,
+    product_registers,
     resident_blocks,
 )
 from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES, Staging
@@ -50,8 +52,9 @@ RESULT_REGISTERS = 8
 """Number of registers of a thread for each vector of results beyond two that are stored together,
 with which no kernel was seen to spill."""
 
-CONTROL_REGISTERS = 40
-"""Registers of a consumer beside its sums, estimated."""
+CONTROL_REGISTERS, WAIT_REGISTERS = 40, 4
+"""Registers of a group's consumer beside its sums, and of a warp's for waiting for its stages,
+estimated."""
 PART_REGISTERS = 24
 """Further ones where parts of sums are stored and added."""
 INPUT_REGISTERS = 40
@@ -356,16 +359,16 @@ class SpecializedPlan:
     @property
     def registers(self) -> int:
         """Estimated registers of a thread of the consumers."""
-        rows, columns = self.schedule.tile
-        first, second, sums = self.product.instruction.registers
-        total = rows * columns * sums + CONTROL_REGISTERS
-        if self.schedule.warps is not None:
-            # Two sets of fragments, and a place for each depth of a stage.
-            total += 2 * (rows * first + columns * second + self.schedule.depth)
-        if self.schedule.in_registers:
+        instruction, schedule = self.product.instruction, self.schedule
+        if schedule.warps is not None:
+            total = WAIT_REGISTERS
+            total += product_registers(instruction, schedule.tile, schedule.depth, self.images)
+        else:
+            total = math.prod(schedule.tile) * instruction.registers[2] + CONTROL_REGISTERS
+        if schedule.in_registers:
             total += self.fragment_registers
         # What ptxas of CUDA 13 spills of kernels with 160 and 192 sums a thread says how many more.
-        total += PART_REGISTERS * self.schedule.streamed
+        total += PART_REGISTERS * schedule.streamed
         total += INPUT_REGISTERS * bool(input_parameters(self.product))
         return -(-total // 8) * 8
 
@@ -386,7 +389,7 @@ class SpecializedPlan:
     def most_registers(self) -> int:
         """Number of registers with which no kernel of warps of their own was seen to spill."""
         vectors = self.staging.rows * self.staging.columns // self.product.output.length // LANES
-        return self.registers + RESULT_REGISTERS * max(0, vectors - 2)
+        return self.registers + REGISTER_MARGIN + RESULT_REGISTERS * max(0, vectors - 2)
 
     @property
     def min_blocks(self) -> int:

@@ -62,6 +62,13 @@ def work_of(plan: SpecializedPlan, gpu: Gpu) -> KernelWork:
     )
 
 
+def copied_tile(plan: SpecializedPlan, number: int) -> SharedTile:
+    """Return the image of a factor as the tile that the producers' threads copy."""
+    image, operand = plan.images[number], plan.operand(number)
+    width = operand.length * size_bytes(operand.layout.dtype)
+    return SharedTile(image.rows, image.span, image.span, width, swizzled=True)
+
+
 def _fetch(plan: SpecializedPlan, gpu: Gpu) -> Phase:
     """Return the copies of a stage: bytes from L2, which are written to shared memory."""
     shared = sum(image.content_bytes for image in plan.images) / WAVEFRONT_BYTES
@@ -72,12 +79,10 @@ def _fetch(plan: SpecializedPlan, gpu: Gpu) -> Phase:
         if load != "threads":
             received[number] = mean_bytes(plan, number)
             continue
-        operand = plan.operand(number)
-        width = operand.length * size_bytes(operand.layout.dtype)
-        vectors += image.content_bytes / width / LANES
-        tile = SharedTile(image.rows, image.span, image.span, width, swizzled=True)
+        tile = copied_tile(plan, number)
+        vectors += image.content_bytes / tile.width / LANES
         reads = mean_reads(plan.product, number, plan.schedule.layouts[number], tile)
-        received[number] = reads.bytes(width)
+        received[number] = reads.bytes(tile.width)
         # Beyond the wavefronts of a row's bytes.
         shared += max(0.0, reads.lines - image.content_bytes / WAVEFRONT_BYTES)
     read = sum(received[number] / plan.schedule.sharers(number) for number in range(2))
