@@ -131,11 +131,6 @@ _SMALLER = 2
 def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
     """Return plans of an operator, the fastest first, each of which needs fewer rows than the last.
 
-    Parameters
-    ----------
-    problem : OperatorProblem
-    machine : InstructionSet
-
     Raises
     ------
     PlanningError

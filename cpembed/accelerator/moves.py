@@ -110,12 +110,7 @@ class MoveChain:
 
 @lru_cache(maxsize=64)
 def moves(machine: InstructionSet) -> tuple[Move, ...]:
-    """Return all moves of a machine.
-
-    Parameters
-    ----------
-    machine : InstructionSet
-    """
+    """Return all moves of a machine."""
     return tuple(
         move
         for name in machine.instructions
@@ -158,12 +153,7 @@ def _moves_of(form: InstructionForm, machine: InstructionSet) -> Iterator[Move]:
 
 
 def is_plain(access: Access) -> bool:
-    """True if each dimension is indexed by one axis.
-
-    Parameters
-    ----------
-    access : Access
-    """
+    """True if each dimension is indexed by one axis."""
     return all(index.single_iterator is not None for index in access.index)
 
 

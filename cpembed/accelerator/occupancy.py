@@ -28,12 +28,7 @@ def _cycles(match: Match, sizes: dict[str, int]) -> float:
 
 
 def unfilled(match: Match) -> tuple[str, ...]:
-    """Return which places of the instruction's axes stay empty, and what would fill them.
-
-    Parameters
-    ----------
-    match : Match
-    """
+    """Return which places of the instruction's axes stay empty, and what would fill them."""
     reasons: list[tuple[float, str]] = []
     extents = match.statement.computation.extents
     for axis, most in match.instruction.extents.items():

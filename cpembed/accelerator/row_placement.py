@@ -27,13 +27,7 @@ class Span:
 
 
 def spans(problem: SelectionProblem, selection: Selection) -> dict[Stay, Span]:
-    """Return from when to when tensors of a selection are in each of their homes on chip.
-
-    Parameters
-    ----------
-    problem : SelectionProblem
-    selection : Selection
-    """
+    """Return from when to when tensors of a selection are in each of their homes on chip."""
     times_of: dict[Stay, list[int]] = {stay: [] for stay in selection.rows}
     for stay, number in _events(problem, selection):
         if stay in times_of:

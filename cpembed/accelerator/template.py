@@ -179,11 +179,6 @@ class Template:
 def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
     """Return the template of an operator, or of the first of its variants that has one.
 
-    Parameters
-    ----------
-    problem : OperatorProblem
-    machine : InstructionSet
-
     Raises
     ------
     PlanningError
@@ -199,13 +194,7 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
 
 
 def is_possible(statement: Statement, match: Match) -> bool:
-    """Return False for a match whose operands no layout suits.
-
-    Parameters
-    ----------
-    statement : Statement
-    match : Match
-    """
+    """Return False for a match whose operands no layout suits."""
     axes = {axis.name: axis.name for axis in statement.computation.axes}
     step = Step(0, statement, match, match.instruction, axes)
     try:
@@ -222,11 +211,6 @@ def is_possible(statement: Statement, match: Match) -> bool:
 
 def exact_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
     """Return the template of an operator with its matches as they are.
-
-    Parameters
-    ----------
-    problem : OperatorProblem
-    machine : InstructionSet
 
     Raises
     ------

@@ -262,12 +262,7 @@ def tile_workloads(
 
 
 def reads_once(tiles: Tiles) -> bool:
-    """Return True if each key is read by one block of rows, as when single tokens are decoded.
-
-    Parameters
-    ----------
-    tiles : Tiles
-    """
+    """Return True if each key is read by one block of rows, as when single tokens are decoded."""
     return tiles.blocks * (tiles.extents["g"] if tiles.row_axis == "s" else 1) == 1
 
 

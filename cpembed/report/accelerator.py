@@ -70,12 +70,7 @@ def accelerator_report(document: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def workload_report(result: WorkloadRun) -> Iterator[Block]:
-    """Yield the programs of one workload with their costs.
-
-    Parameters
-    ----------
-    result : WorkloadRun
-    """
+    """Yield the programs of one workload with their costs."""
     machine = result.machine
     time = f"{duration(result.cycles / machine.clock_mhz)} at {machine.clock_mhz:,g} MHz"
     matches = [line for plan in result.plans for line in plan.problem.instruction_lines]

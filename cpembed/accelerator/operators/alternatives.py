@@ -79,12 +79,7 @@ def _in_products(form: OperatorForm, machine: InstructionSet) -> Iterator[Operat
 
 
 def product_lanes(machine: InstructionSet) -> tuple[int, ...]:
-    """Return the channels that each product of a machine reads and writes at once.
-
-    Parameters
-    ----------
-    machine : InstructionSet
-    """
+    """Return the channels that each product of a machine reads and writes at once."""
     lanes: set[int] = set()
     for instruction in machine.instructions.values():
         computation = instruction.computation
@@ -134,11 +129,6 @@ def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[Ope
 
     A form that can overflow follows one that cannot. Where every form has a statement that no
     instruction matches, such statements are covered by several instructions.
-
-    Parameters
-    ----------
-    forms : iterable of OperatorForm
-    machine : InstructionSet
     """
     every = list(forms)
     if all(_effort(form, machine)[0] for form in every):

@@ -20,11 +20,6 @@ def sums_as_bytes(form: OperatorForm, machine: InstructionSet) -> OperatorForm |
     The last statement reads the composed sums. Nothing is rounded: a store that cuts off upper bits
     keeps the bits of the sum, shifted by eight for each byte.
 
-    Parameters
-    ----------
-    form : OperatorForm
-    machine : InstructionSet
-
     Returns
     -------
     OperatorForm or None
