@@ -26,9 +26,9 @@ from cpembed.graph.kinds import (
 from cpembed.graph.kinds.attention import AXES
 from cpembed.graph.passes.attention_splitting import attention_products
 from cpembed.ir.computation import Computation
+from cpembed.ir.index import row_major_strides
 from cpembed.ir.parser import parse_computation
 from cpembed.network.attention_costs import AttentionCosts
-from cpembed.network.layout import row_major_strides
 from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators.attention import attention_plan
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles

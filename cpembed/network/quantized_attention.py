@@ -12,9 +12,9 @@ from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Product, QuantizedAttention, TensorType
 from cpembed.graph.passes.quantized_attention import expressions_of_sums
 from cpembed.ir.computation import Computation
+from cpembed.ir.index import row_major_strides
 from cpembed.network.attention import AttentionKernel, tile_products, tile_workloads
 from cpembed.network.attention_costs import launched_us, tile_us
-from cpembed.network.layout import row_major_strides
 from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
 from cpembed.network.operators.attention_tiles import Tiles
 from cpembed.network.operators.emission import Operands
