@@ -20,7 +20,6 @@ from cpembed.accelerator.problem import (
     OperatorProblem,
     PlanningError,
     Step,
-    problem_variants,
     steps,
 )
 from cpembed.accelerator.specification import Statement
@@ -174,23 +173,6 @@ class Template:
     @property
     def main_step(self) -> Step:
         return self.steps[self.main]
-
-
-def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
-    """Return the template of an operator, or of the first of its variants that has one.
-
-    Raises
-    ------
-    PlanningError
-        If neither the problem nor a variant has a template, with the reason of the problem.
-    """
-    refusal: PlanningError | None = None
-    for variant in problem_variants(problem, is_possible):
-        try:
-            return exact_template(variant, machine)
-        except PlanningError as error:
-            refusal = refusal or error
-    raise refusal or PlanningError("rejected: the operator has no statements")
 
 
 def is_possible(statement: Statement, match: Match) -> bool:
