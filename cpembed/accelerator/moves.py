@@ -115,11 +115,11 @@ def moves(machine: InstructionSet) -> tuple[Move, ...]:
         move
         for name in machine.instructions
         for form in instruction_forms(machine, name)
-        for move in _moves_of(form, machine)
+        for move in _moves_of(form)
     )
 
 
-def _moves_of(form: InstructionForm, machine: InstructionSet) -> Iterator[Move]:
+def _moves_of(form: InstructionForm) -> Iterator[Move]:
     computation = form.computation
     statement = computation.statement
     access = statement.value
