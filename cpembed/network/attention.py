@@ -207,15 +207,35 @@ class AttentionChoice:
             for kind in (scaled, Softmax(3))
         )
         workloads = attention_products(self.kind, self.types)
-        specs = self.products.units.candidates([self.kind.factors] * 2)
-        bounds = [min((least_unit_us(s, w) for s in specs), default=0.0) for w in workloads]
-        if between + sum(bounds) >= limit:
-            return math.inf
-        kernels = [self.products.lookup(KernelRequest(w, None, False)) for w in workloads]
-        return between + sum(
-            math.inf if kernel is None else kernel.estimate_us(workload.macs, self.threads)
-            for kernel, workload in zip(kernels, workloads, strict=True)
-        )
+        return between + products_us(self.products, workloads, self.threads, limit - between)
+
+
+def products_us(
+    products: ProductKernels, workloads: Sequence[Computation], threads: int, limit: float
+) -> float:
+    """Estimate the time of products as operators of their own.
+
+    Parameters
+    ----------
+    products : ProductKernels
+    workloads : sequence of Computation
+    threads : int
+    limit : float
+        Time from which on no estimate is needed: where a lower bound reaches it, infinity is
+        returned, and no kernels are searched.
+    """
+
+    def least_us(workload: Computation) -> float:
+        specs = products.units.candidates([operand.dtype for operand in workload.inputs])
+        return min((least_unit_us(spec, workload) for spec in specs), default=0.0)
+
+    if sum(map(least_us, workloads)) >= limit:
+        return math.inf
+    kernels = [products.lookup(KernelRequest(w, None, False)) for w in workloads]
+    return sum(
+        math.inf if kernel is None else kernel.estimate_us(workload.macs, threads)
+        for kernel, workload in zip(kernels, workloads, strict=True)
+    )
 
 
 def tile_workloads(
