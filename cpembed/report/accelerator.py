@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cpembed.accelerator.cost import POOR, peak_share, unfilled
 from cpembed.accelerator.energy import energy_table
-from cpembed.accelerator.occupancy import POOR, peak_share, unfilled
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.provenance import Provenance
 from cpembed.wording import count, duration, plural
