@@ -111,7 +111,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
         raise click.UsageError("--outputs applies to a model, not to a workload: leave it out")
     if len(arguments.processors) > 1:
         raise click.UsageError("a workload is built for one processor: give --cpu one name")
-    from cpembed.workloads.chains import names_chain
+    from cpembed.workloads.chain_families import names_chain
 
     if names_chain(words):
         from cpembed.cli.chains import build_chain_command

@@ -57,7 +57,7 @@ def run_command(
         from cpembed.cli.accelerator_models import run_on_accelerator
 
         return run_on_accelerator(words, target, values["seed"] or 0, as_json=as_json)
-    from cpembed.workloads.chains import names_chain
+    from cpembed.workloads.chain_families import names_chain
 
     if names_chain(words):
         from cpembed.cli.chains import run_chain_command

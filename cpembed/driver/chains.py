@@ -31,7 +31,8 @@ from cpembed.targets.base import Row
 from cpembed.targets.chains import ChainCandidate, ChainChoice, chaining
 from cpembed.targets.outputs import TorchSaveable, saved_file_instructions
 from cpembed.targets.registry import open_target
-from cpembed.workloads.chains import TOLERANCES, ProductChain, parse_chain
+from cpembed.workloads.chain_families import parse_chain
+from cpembed.workloads.chains import TOLERANCES, ProductChain
 
 Array = NDArray[Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Kind, Product, TensorType
-from cpembed.ir.scalars import Apply, Input, Number, Scalar
+from cpembed.ir.scalars import Apply, Input, Number, Scalar, substituted
 from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.operators.operation_counts import WIDTH
@@ -120,7 +120,10 @@ def epilogue_on_host(kind: Product, host: AnyTarget) -> tuple[HostWork, ...]:
         inputs.append(replace(sums, dtype=epilogue.residual.dtype))
         value = Apply("add", (value, Input(1)))
     if epilogue.chain is not None:
-        value = _within(epilogue.chain.expression, value)
+        # Vectors are constants here too.
+        parts = {0: value, 1: Input(1) if epilogue.residual is not None else Number(1)}
+        expression = epilogue.chain.expression
+        value = substituted(expression, lambda node: parts.get(node.number, Number(1)))
     us = _elementwise_us(value, epilogue.dtype, inputs, host)
     return (HostWork(_epilogue_text(epilogue), us),)
 
@@ -137,19 +140,6 @@ def _epilogue_text(epilogue: Epilogue) -> str:
     }
     names = [name for name, is_used in steps.items() if is_used]
     return ", ".join([*names, f"results in {epilogue.dtype}"])
-
-
-def _within(expression: Scalar, value: Scalar) -> Scalar:
-    """Return a chain's expression on the result of the other steps; vectors are constants."""
-    match expression:
-        case Input(0):
-            return value
-        case Input(1):
-            return expression
-        case Apply(operation, arguments):
-            return Apply(operation, tuple(_within(each, value) for each in arguments))
-        case _:
-            return Number(1)
 
 
 def _elementwise_us(

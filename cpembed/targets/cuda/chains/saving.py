@@ -14,7 +14,7 @@ from cpembed.targets.cuda.chains.build import ChainKernels, operands_of, prepare
 from cpembed.targets.cuda.compiling import architectures_of
 from cpembed.targets.cuda.saving.cases import Case, Drawing, Expected
 from cpembed.targets.cuda.saving.folder import SavedKernel
-from cpembed.workloads.chains import LENGTHS, MASK, SCALE, TOLERANCES, ProductChain
+from cpembed.workloads.chains import LENGTHS, MASK, MIDDLE, SCALE, TOLERANCES, ProductChain
 
 
 def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKernel:
@@ -77,7 +77,7 @@ def _drawing(chain: ProductChain, seed: int, name: str, dtype: str) -> Drawing:
         values = (0.0, 1.0, 1.0, 1.0)
     elif name == MASK:
         values = (-np.inf, -1.0, 0.0, 0.0, 0.5)
-    elif name == SCALE:
+    elif name == f"{MIDDLE}{SCALE}":
         # Powers of two, so that products are exact, which bring sums to the range of bytes.
         values = (2.0**-9, 2.0**-8, 2.0**-7)
     elif dtype == chain.factors and is_integer(dtype):
