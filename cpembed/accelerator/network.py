@@ -46,7 +46,6 @@ from cpembed.accelerator.operators.forms import (
     GraphTensor,
     NoForm,
     OperatorForm,
-    renamed_operands,
 )
 from cpembed.accelerator.planned_forms import (
     Outcome,
@@ -418,8 +417,7 @@ def canonical(form: OperatorForm) -> OperatorForm:
         for number, name in enumerate(specification.operands)
     }
     statements = tuple(
-        replace(s, computation=renamed_operands(s.computation, names))
-        for s in specification.statements
+        replace(s, computation=s.computation.with_names(names)) for s in specification.statements
     )
     renamed = replace(
         specification,

@@ -130,9 +130,10 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     from cpembed.driver.gradients import names_gradient
 
     if names_gradient(words):
-        raise click.UsageError(
-            "a gradient of several phases is saved by `cpembed run … --save DIR`; to build one "
-            "phase, name it (phase=0,1)"
+        from cpembed.cli.gradients import build_gradient_command
+
+        return build_gradient_command(
+            words, arguments.target, arguments.folder, values, as_json=arguments.as_json
         )
     from cpembed.targets.processors import built_for_name
 

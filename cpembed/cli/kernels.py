@@ -85,6 +85,7 @@ def run_command(
     settings = options.options_from(RunOptions, values)
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
     resolved = options.subject(words, target, settings)
+    options.require_threads_apply(threads, resolved.target, settings.backend)
     with output.ProgressLine() as progress:
         result = run(resolved.workload, resolved.target, resolved.options, progress=progress)
     if isinstance(result, SolveResult):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.codegen.epilogue import Epilogue
-from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Kind, Product, TensorType
 from cpembed.ir.scalars import Apply, Input, Number, Scalar, substituted
 from cpembed.network.operator_costs import estimate_operator_us
@@ -50,17 +49,21 @@ def host_target(accelerator: AnyTarget) -> AnyTarget:
     return open_target(native[0]) if native else accelerator
 
 
-def operator_on_host(graph: Graph, operator: Operator, host: AnyTarget) -> HostWork:
+def operator_on_host(
+    kind: Kind,
+    inputs: Sequence[PlacedTensor],
+    outputs: Sequence[PlacedTensor],
+    host: AnyTarget,
+) -> HostWork:
     """Return the work of an operator that the host executes as a whole.
 
     Parameters
     ----------
-    graph : Graph
-    operator : Operator
+    kind : Kind
+    inputs, outputs : sequence of PlacedTensor
     host : Target
         From :func:`host_target`.
     """
-    kind = operator.kind
     if isinstance(kind, Product):
         # Multiply-accumulates on vectors, two operations each.
         operations = 2 * kind.computation.macs / WIDTH
@@ -68,10 +71,6 @@ def operator_on_host(graph: Graph, operator: Operator, host: AnyTarget) -> HostW
         epilogue = epilogue_on_host(kind, host)
         us += sum(each.us for each in epilogue)
         return HostWork(" and ".join(["the product", *(each.work for each in epilogue)]), us)
-    inputs, outputs = (
-        [PlacedTensor.plain(graph.types[name]) for name in names]
-        for names in (operator.inputs, operator.outputs)
-    )
     return HostWork(kind.label, estimate_operator_us(host, kind, inputs, outputs, 1))
 
 

@@ -62,8 +62,8 @@ FACTORS = ("float16", "bfloat16", "int8")
 """Element types of the factors."""
 
 TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2}
-"""Maximum error of a kernel's result by the factors' type, relative to the largest result: the
-operand between the products, and the result, are rounded to that type."""
+"""Maximum error of a kernel's result by the factors' type, relative to :attr:`Definition.largest`:
+the operand between the products, and the result, are rounded to that type."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,9 @@ class Pointwise:
         vectors = {BIAS: sums} if self.bias else {}
         vectors |= {SCALE: "float32"} if self.scale else {}
         vectors |= {f"{VECTOR}{number}": "float32" for number in range(self.vectors)}
-        named = {f"{first}{name}": ((columns,), dtype) for name, dtype in vectors.items()}
+        named: dict[str, tuple[tuple[int, ...], str]] = {
+            f"{first}{name}": ((columns,), dtype) for name, dtype in vectors.items()
+        }
         if self.residual:
             named[f"{first}{RESIDUAL}"] = shape, self.residual
         return named
@@ -201,7 +203,9 @@ class ProductChain:
     def inputs(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and element type of each input, by name."""
         operands = (*self.first.inputs, self.second.inputs[1])
-        inputs = {operand.name: (operand.shape, operand.dtype) for operand in operands}
+        inputs: dict[str, tuple[tuple[int, ...], str]] = {
+            operand.name: (operand.shape, operand.dtype) for operand in operands
+        }
         if isinstance(self.function, RowSoftmax):
             if self.function.lengths:
                 inputs[LENGTHS] = (self.first.extents["b"],), "int32"
@@ -271,22 +275,34 @@ class ProductChain:
 
     def evaluate(self, inputs: Mapping[str, Array]) -> Array:
         """Return the result: exact of integers, in float64 and not rounded of floats."""
-        return reference(self, inputs)
+        return definition(self, inputs).result
 
 
-def reference(chain: ProductChain, inputs: Mapping[str, Array]) -> Array:
-    """Return the result of a chain, by definition.
+@dataclass(frozen=True)
+class Definition:
+    """Result of a chain by definition.
+
+    Attributes
+    ----------
+    result : ndarray
+        int32 where the factors are integers, else float64.
+    largest : float
+        Largest magnitude of the second product's sums and of the result, to which errors are
+        relative: a function of the sums, such as a tangent, may be small where they are not.
+    """
+
+    result: Array
+    largest: float
+
+
+def definition(chain: ProductChain, inputs: Mapping[str, Array]) -> Definition:
+    """Compute a chain by its definition.
 
     Parameters
     ----------
     chain : ProductChain
     inputs : mapping of str to ndarray
         Arrays of :attr:`ProductChain.inputs`.
-
-    Returns
-    -------
-    ndarray
-        int32 where the factors are integers, else float64.
     """
     exact = is_integer(chain.factors)
     sums = _contract(chain.first, [inputs[x.name] for x in chain.first.inputs], exact=exact)
@@ -294,12 +310,13 @@ def reference(chain: ProductChain, inputs: Mapping[str, Array]) -> Array:
         middle = _softmax(chain, chain.function, sums, inputs)
     else:
         middle = _middle(chain, chain.function, sums, inputs)
-    result = _contract(chain.second, [middle, inputs[chain.second.inputs[1].name]], exact=exact)
-    if chain.epilogue == Pointwise():
-        return result
-    names = [index.iterators for index in chain.second.access(chain.second.output.name).index]
-    after = [*names].index((chain.result_columns,))
-    return _pointwise(chain.epilogue, END, result, inputs, len(names) - 1 - after)
+    sums = _contract(chain.second, [middle, inputs[chain.second.inputs[1].name]], exact=exact)
+    result = sums
+    if chain.epilogue != Pointwise():
+        index = chain.second.access(chain.second.output.name).index
+        columns = [_single(each) for each in index].index(chain.result_columns)
+        result = _pointwise(chain.epilogue, END, sums, inputs, len(index) - 1 - columns)
+    return Definition(result, float(max(np.abs(sums).max(), np.abs(result).max())))
 
 
 def _inputs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cpembed.accelerator.moves import moves
-from cpembed.accelerator.operators.forms import OperatorForm, renamed_operands
+from cpembed.accelerator.operators.forms import OperatorForm
 from cpembed.accelerator.specification import Statement
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.computation import Operand
@@ -44,7 +44,7 @@ def sums_as_bytes(form: OperatorForm, machine: InstructionSet) -> OperatorForm |
     composed = f"{read.tensor}.composed"
     statements = [*before, *_bytes_of(read, composed)]
     names = {read.name: composed}
-    statements.append(replace(last, computation=renamed_operands(last.computation, names)))
+    statements.append(replace(last, computation=last.computation.with_names(names)))
     specification = replace(
         form.specification,
         name=f"{form.specification.name}, sums stored as bytes",
@@ -67,7 +67,7 @@ def _bytes_of(sums: Operand, composed: str) -> list[Statement]:
             shapes=dict.fromkeys(operands, sums.shape),
         )
         names = {placeholder: tensor for placeholder, (tensor, _) in operands.items()}
-        return Statement(renamed_operands(computation, names))
+        return Statement(computation.with_names(names))
 
     # All shifts come before all stores, so that two units take turns once.
     shifts: list[Statement] = []

@@ -38,6 +38,7 @@ class SavingTarget:
     provenance = Provenance.EMULATED
     instructions = INSTRUCTIONS
     takes_epilogues = True
+    channels_last = True
 
     def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
         # Two orders of the warps: a result that depends on the order is wrong.

@@ -18,7 +18,7 @@ from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
 from cpembed.targets.cuda.chains.space import has_kernel
 from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.workloads.chain_families import parse_chain
-from cpembed.workloads.chains import MASK_DTYPES, TOLERANCES, ProductChain
+from cpembed.workloads.chains import MASK_DTYPES, TOLERANCES, ProductChain, definition
 
 Array = NDArray[Any]
 
@@ -116,9 +116,9 @@ def kernels_of(plan: ChainPlan) -> ChainKernels:
 def error_of(
     kernels: ChainKernels, inputs: dict[str, Array], order: Order | int = Order.FORWARD
 ) -> float:
-    """Of a run, relative to the largest result, or the number of integers that differ."""
+    """Of a run, relative to the largest sum or result, or the number of integers that differ."""
     chain = kernels.plan.chain
-    return largest_error(kernels.run(inputs, order), chain.evaluate(inputs))
+    return largest_error(kernels.run(inputs, order), definition(chain, inputs))
 
 
 def is_right(kernels: ChainKernels, seed: int, order: Order | int = Order.FORWARD) -> bool:
