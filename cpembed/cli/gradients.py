@@ -1,4 +1,4 @@
-"""``cpembed run`` and ``build`` of gradients of strided convolutions by their images, all phases."""
+"""``cpembed run`` and ``build`` of gradients of strided convolutions by images, in all phases."""
 
 from __future__ import annotations
 

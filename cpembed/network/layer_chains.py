@@ -8,16 +8,18 @@ estimates of both ways.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpembed.codegen.epilogue import channel_axes
 from cpembed.codegen.pointwise import pointwise_of
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Kind, Product, Reshape, TensorType
+from cpembed.graph.kinds.product import with_operand
 from cpembed.graph.passes.rewriting import only_reader
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
+from cpembed.ir.index import IndexExpr
 from cpembed.network.layout import Layout
 from cpembed.network.stepwise_layouts import StepLayouts
 from cpembed.targets.chains import ChainCandidate
@@ -108,12 +110,12 @@ def layer_pair(layouts: StepLayouts, first: Operator) -> LayerPair | str | None:
     graph, kind = layouts.graph, first.kind
     if not isinstance(kind, Product) or not _is_short_float(kind):
         return None
-    readers = [r for r in _readers(graph, first.outputs[0]) if _multiplies(r)]
+    readers = [r for name in first.outputs for r in _readers(graph, name) if _multiplies(r)]
     if not readers:
         return None
     second = readers[0]
     assert isinstance(second.kind, Product)
-    if _only_product(graph, first.outputs[0]) is not second:
+    if len(first.outputs) > 1 or _only_product(graph, first.output) is not second:
         outside = any(name in graph.outputs for name in first.outputs)
         return "an output of the network" if outside else "several readers"
     reason = _refusal(kind, second.kind)
@@ -122,7 +124,7 @@ def layer_pair(layouts: StepLayouts, first: Operator) -> LayerPair | str | None:
     try:
         before, after = (layouts.product(o, k) for o, k in ((first, kind), (second, second.kind)))
         chain = _chain(before.computation, after.computation, kind, second.kind)
-        if isinstance(graph.readers[first.outputs[0]][0].kind, Reshape):
+        if isinstance(graph.readers[first.output][0].kind, Reshape):
             layouts.require_row_major(first)
     except LoweringError as error:
         return str(error)
@@ -167,7 +169,7 @@ def _refusal(first: Product, second: Product) -> str:
         return "the first adds a residual"
     if middle.elements != factor.elements:
         return "the result is another factor"
-    indices = second.computation.access(factor.name).index
+    indices = _without_windows_of_one(second.computation).access(factor.name).index
     if any(index.single_iterator is None for index in indices):
         return "windows of several rows"
     for product in (first, second):
@@ -182,7 +184,8 @@ def _chain(
     before: Computation, after: Computation, first: Product, second: Product
 ) -> ProductChain:
     """Return the chain of two products, as they are computed in memory; see :func:`layer_pair`."""
-    before, after = _named(before, "X", "W1", "S"), _named(after, "H", "W2", "Y")
+    before = _named(before, "X", "W1", "S")
+    after = _named(_without_windows_of_one(after), "H", "W2", "Y")
     if before.output.shape != after.inputs[0].shape:
         raise LoweringError(
             f"between the products: {list(before.output.shape)} is read as "
@@ -201,6 +204,20 @@ def _chain(
         output=second.dtype,
         epilogue=epilogue,
     )
+
+
+def _without_windows_of_one(product: Computation) -> Computation:
+    """Return a product whose first factor is not indexed by the taps of a window of one element."""
+    factor = product.inputs[0]
+    access, stored = product.access(factor.name), product.access(product.output.name)
+    taps = {axis.name for axis in product.axes if axis.extent == 1} - {*stored.iterators}
+    index = tuple(
+        each.substitute({name: IndexExpr.sum([], 0) for name in taps & {*each.iterators}})
+        if len(each.iterators) > 1
+        else each
+        for each in access.index
+    )
+    return with_operand(product, factor, replace(access, index=index))
 
 
 def _named(product: Computation, *names: str) -> Computation:

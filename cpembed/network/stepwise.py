@@ -277,13 +277,14 @@ def _chain_step(
 
 
 def step_request(
-    graph: Graph, operator: Operator, spec: HardwareSpec, timeout: float | None
+    layouts: StepLayouts, operator: Operator, spec: HardwareSpec, timeout: float | None
 ) -> Request:
     """Return the kernel that a product of a network needs of a target that runs it alone.
 
     Parameters
     ----------
-    graph : Graph
+    layouts : StepLayouts
+        Layouts of the graph.
     operator : Operator
         Product of the graph.
     spec : HardwareSpec
@@ -298,7 +299,7 @@ def step_request(
     kind = operator.kind
     assert isinstance(kind, Product)
     target = open_target(spec)
-    workload = StepLayouts(graph, target.channels_last).product(operator, kind).computation
+    workload = layouts.product(operator, kind).computation
     return _request(target, workload, _epilogue(target, kind), timeout)
 
 

@@ -6,7 +6,7 @@ products apart. Any other attention is split into its products, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +113,14 @@ class ChainedGraph:
         )
 
 
-def with_chains(graph: Graph, target: AnyTarget, pairs: PairPolicy = "auto") -> ChainedGraph:
+def with_chains(
+    graph: Graph,
+    target: AnyTarget,
+    pairs: PairPolicy = "auto",
+    *,
+    channels_last: bool | None = None,
+    fuses: bool = True,
+) -> ChainedGraph:
     """Choose a kernel for each chain of products.
 
     Parameters
@@ -124,12 +131,20 @@ def with_chains(graph: Graph, target: AnyTarget, pairs: PairPolicy = "auto") -> 
     pairs : PairPolicy, default "auto"
         Where pairs of products are one kernel: where it is estimated to be faster, wherever there
         is one, or nowhere.
+    channels_last : bool, optional
+        True if images have the channels last; by default as the target's kernels read them.
+    fuses : bool, default True
+        Make kernels of chains; otherwise attention becomes its products, too.
     """
+    last = target.channels_last if channels_last is None else channels_last
     choices: dict[ProductChain, ChainChoice | str] = {}
+    if not fuses:
+        graph = _without_attentions(graph, [o.name for o in graph.operators])
+        return ChainedGraph(graph, StepLayouts(graph, last), {}, {})
     graph, attentions, reasons = _with_attentions(graph, target, choices)
     if target.takes_epilogues:
         graph = fuse_second_results(graph)
-    layouts = StepLayouts(graph, target.channels_last)
+    layouts = StepLayouts(graph, last)
     layers, separate = _layer_kernels(layouts, target, pairs, choices)
     rewriting = Rewriting(graph)
     for fused in layers.values():
@@ -186,9 +201,13 @@ def _with_attentions(
             reasons[operator.name] = outcome
         else:
             fused[operator.name] = FusedAttention(operator.kind, chain, outcome)
-    if reasons:
-        graph = fuse_chains(split_attentions(graph, reasons), CHAIN_TYPES)
-    return graph, fused, reasons
+    return _without_attentions(graph, reasons), fused, reasons
+
+
+def _without_attentions(graph: Graph, names: Collection[str]) -> Graph:
+    """Return a graph in which some attentions are products and a softmax."""
+    split = split_attentions(graph, names)
+    return graph if split is graph else fuse_chains(split, CHAIN_TYPES)
 
 
 def _kernel_of(
