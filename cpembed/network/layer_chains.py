@@ -240,6 +240,11 @@ class FusedLayers:
     pair: LayerPair
     candidate: ChainCandidate
 
+    @property
+    def chain(self) -> ProductChain:
+        """Products on their tensors as they lie in memory."""
+        return self.pair.chain
+
     def inputs(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """Return the chain's inputs from those of the operator."""
         pair, kind = self.pair, self.pair.kind

@@ -127,8 +127,10 @@ class Layout:
         fill : int, default 0
             Element of the halo.
         """
-        margins = [(width, width) for width in self.halo]
-        padded = np.pad(array.reshape(self.shape), margins, constant_values=fill)
+        padded = array.reshape(self.shape)
+        if self.has_halo:
+            margins = [(width, width) for width in self.halo]
+            padded = np.pad(padded, margins, constant_values=fill)
         order = [*self.order]
         if self.block > 1:
             shape = padded.shape

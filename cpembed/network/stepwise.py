@@ -269,8 +269,8 @@ def _chain_step(
         executed_on=target.spec.name,
         embedding="; ".join(candidate.identifiers),
         family="; ".join(candidate.mappings),
+        utilisation=min(each.overheads.utilisation for each in candidate.products),
         estimated=candidate.estimated_us,
-        reason=f"one kernel, through {candidate.via}",
         stored=_RESULTS,
     )
     return step, [(fused.result(arrays, output),) for output in outputs]

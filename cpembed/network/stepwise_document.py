@@ -7,6 +7,7 @@ from typing import Any
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Attention, Product
 from cpembed.graph.passes.attention_splitting import attention_products
+from cpembed.network.host_work import host_target
 from cpembed.network.layer_chains import ProductPair
 from cpembed.network.stepwise import StepResult, StepwiseRun
 from cpembed.network.stepwise_chains import ChainedGraph
@@ -17,7 +18,7 @@ from cpembed.targets.registry import open_target
 def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
     """Return the document of a run; times are in the target's unit."""
     graph, unit = run.graph, open_target(run.target).unit
-    layouts = run.chained.layouts
+    layouts, host = run.chained.layouts, host_target(open_target(run.target))
     products = [s for s in run.steps if _products(s.operator)]
     amounts = [s.amount for s in products if s.amount is not None]
     # Estimates in cycles are no times, and are only listed per operator.
@@ -35,7 +36,11 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
                 "shape": list(kind.shape),
                 "dtype": kind.dtype,
                 "layout": str(layouts.written(name)),
-                "conversions": [str(c.read) for c in layouts.conversions if c.tensor == name],
+                "conversions": [
+                    {"to": str(each.read), "us": layouts.conversion_us(each, host)}
+                    for each in layouts.conversions
+                    if each.tensor == name
+                ],
             }
             for name, kind in graph.types.items()
             if not graph.is_constant(name)
@@ -75,6 +80,19 @@ def _macs(graph: Graph, operator: Operator) -> int:
     return operator.kind.computation.macs if isinstance(operator.kind, Product) else 0
 
 
+def _layouts(chained: ChainedGraph, operator: Operator) -> list[str]:
+    """Return the layouts in which inputs are read, and in which outputs are written."""
+    graph, layouts, parts = chained.graph, chained.layouts, chained.parts(operator)
+    names = [
+        *(name for name in operator.inputs if not graph.is_constant(name)),
+        *operator.outputs,
+    ]
+    return [
+        str(layouts.at(next(p for p in parts if name in (*p.inputs, *p.outputs)), name))
+        for name in names
+    ]
+
+
 def _step_document(chained: ChainedGraph, step: StepResult) -> dict[str, Any]:
     graph, operator, kind = chained.graph, step.operator, step.operator.kind
     parts = [part.kind for part in chained.parts(operator)]
@@ -87,6 +105,7 @@ def _step_document(chained: ChainedGraph, step: StepResult) -> dict[str, Any]:
         "label": kind.label,
         "inputs": [n for n in operator.inputs if not graph.is_constant(n)],
         "outputs": list(operator.outputs),
+        "layouts": _layouts(chained, operator),
         "workload": "; ".join(products) or None,
         "macs": _macs(graph, operator),
         "embedded_on": step.executed_on,

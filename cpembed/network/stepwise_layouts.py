@@ -113,14 +113,17 @@ class StepLayouts:
         host : Target
             Target whose constants estimate the host.
         """
-        works: list[HostWork] = []
-        for each in self.conversions:
-            if each.reader == operator.name:
-                kind = self.graph.types[each.tensor]
-                written, read = (PlacedTensor(kind, each.written), PlacedTensor(kind, each.read))
-                us = estimate_copy_us(host, written, read, 1)
-                works.append(HostWork(f"{each.written} to {each.read}", us))
-        return tuple(works)
+        return tuple(
+            HostWork(f"{each.written} to {each.read}", self.conversion_us(each, host))
+            for each in self.conversions
+            if each.reader == operator.name
+        )
+
+    def conversion_us(self, conversion: Conversion, host: AnyTarget) -> float:
+        """Return the estimated microseconds of a conversion by the host."""
+        kind = self.graph.types[conversion.tensor]
+        written, read = (PlacedTensor(kind, x) for x in (conversion.written, conversion.read))
+        return estimate_copy_us(host, written, read, 1)
 
     def placed(self, operator: Operator, tensors: Sequence[str]) -> list[PlacedTensor]:
         """Return tensors of an operator in the layouts in which it reads and writes them."""

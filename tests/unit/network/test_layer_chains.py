@@ -19,6 +19,7 @@ from cpembed.graph.passes.second_results import fuse_second_results
 from cpembed.network.build import prepared_and_named
 from cpembed.network.inputs import random_inputs
 from cpembed.network.layer_chains import FusedLayers, LayerPair, layer_pair
+from cpembed.network.match import match
 from cpembed.network.stepwise import run_stepwise
 from cpembed.network.stepwise_layouts import StepLayouts
 from cpembed.steps import silent
@@ -185,6 +186,28 @@ def test_kernels_of_pairs_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> 
     for output, expected in zip(graph.outputs, session.run(None, dict(inputs)), strict=True):
         error = np.abs(result.outputs[output] - expected).max()
         assert error <= 5e-3 * max(1.0, float(np.abs(expected).max()))
+
+
+def test_a_match_shows_chains_as_they_run(tmp_path: Path) -> None:
+    """Attention too: one row for two products, and with pairs off a row for each."""
+    from tests.unit.network.test_tensor_core_networks import attention, perceptron
+
+    rows = {
+        pairs: match(load_model(perceptron(tmp_path / "m.onnx", 0)), ["mma_f16"], pairs=pairs)
+        for pairs in ("auto", "never")
+    }
+    counts = {
+        pairs: [(o.products, o.macs) for o in result.targets[0].matched]
+        for pairs, result in rows.items()
+    }
+    assert counts["never"] == [(1, 32 * 32 * 48)] * 2
+    assert counts["auto"] == [(2, 2 * 32 * 32 * 48)]
+    (pair,) = rows["auto"].targets[0].matched
+    assert pair.reason is not None
+    assert pair.reason.startswith("one kernel, through ")
+    (result,) = match(load_model(attention(tmp_path / "a.onnx", 0)), ["mma_f16"]).targets
+    assert [o.products for o in result.matched if o.chain_macs] == [2]
+    assert (result.products, result.embedded) == (6, 6)
 
 
 def test_pairs_are_off_where_they_are_not_wanted(tmp_path: Path) -> None:
