@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -290,13 +289,8 @@ def open_tuning(
     machine = open_target(spec)
     _check_options(machine, options.output, objective)
     limit = None if timeout is None else timeout * SEARCH_SHARE
-    kernel = KernelOptions(
-        constraints=constraints,
-        timeout=limit,
-        seed=options.seed,
-        output=options.output,
-        untuned=True,
-    )
+    common: dict[str, Any] = {"timeout": limit, "seed": options.seed}
+    kernel = KernelOptions(constraints=constraints, output=options.output, untuned=True, **common)
     storing = kernel.storing
     request = Request(workload, spec, kernel, progress=progress)
     if len(workload.statements) > 1:
@@ -312,12 +306,8 @@ def open_tuning(
             # Checked again: an alternative may be another kind of target, with other options.
             require_tunable(spec)
             _check_options(machine, options.output, objective)
-    search = SolveOptions(
-        constraints=constraints or WIDEST,
-        top=max(options.candidates, CONSIDERED),
-        timeout=limit,
-        seed=options.seed,
-    )
+    top = max(options.candidates, CONSIDERED)
+    search = SolveOptions(constraints=constraints or WIDEST, top=top, **common)
     wide = solve(workload, spec, search, progress=progress)
     if isinstance(usual, SolveResult) and not wide.embeddings:
         return usual
@@ -329,12 +319,8 @@ def open_tuning(
         tuner = tuner.minimising(objective)
         machine = tuner.target
     epilogue = machine.epilogue(workload, storing)
-    # No candidate runs untuned: select one as a run would, for the trials to be compared with.
     if not first and machine.policy.compares_always:
-        with suppress(LoweringError):
-            likely = (machine.policy.shortlist or tuple)(wide.embeddings)
-            forms = with_variants(machine, likely, fuses=constraints is None)
-            first = choices(machine, forms, epilogue)
+        first = _likely_choices(machine, wide.embeddings, epilogue, fuses=constraints is None)
     field = _field(
         machine, first, wide.embeddings[: options.candidates], epilogue, constraints is None
     )
@@ -356,6 +342,17 @@ def open_tuning(
         call = measured_by(executing)
     tuning = tuner.open(task, field, epilogue, folder, call)
     return OpenTuning(machine, tuning, epilogue, executing)
+
+
+def _likely_choices(
+    target: AnyTarget, embeddings: tuple[RankedCandidate, ...], epilogue: Any, *, fuses: bool
+) -> Sequence[Choice]:
+    """Choose as a run would, where none ran: trials are compared with the first one."""
+    try:
+        likely = (target.policy.shortlist or tuple)(embeddings)
+        return choices(target, with_variants(target, likely, fuses=fuses), epilogue)
+    except LoweringError:
+        return ()
 
 
 def _field(
