@@ -32,6 +32,7 @@ from cpembed.ir.expression import (
     Constant,
     Expression,
     Operation,
+    replaced,
     walk,
     yields_float,
 )
@@ -206,7 +207,7 @@ class _Covering:
                 return None
             earlier[part] = self._tensor(part, part_dtype), step
         reads = {part: self._read(part, name) for part, (name, _) in earlier.items()}
-        step = self._matched(_replaced(value, {**reads, **(constants or {})}), dtype)
+        step = self._matched(replaced(value, {**reads, **(constants or {})}.get), dtype)
         return None if step is None else replace(step, earlier=tuple(earlier.values()))
 
     def _in_place(self, value: Expression, dtype: str, depth: int) -> Iterator[_Step | None]:
@@ -233,7 +234,7 @@ class _Covering:
             reads: dict[Expression, Access] = {
                 part: self._read(part, name) for part, (name, _) in named
             }
-            step = self._matched(_replaced(addend, reads), dtype, op)
+            step = self._matched(replaced(addend, reads.get), dtype, op)
             if step is not None:
                 yield replace(step, earlier=tuple(earlier), goes_on=op)
 
@@ -372,17 +373,6 @@ class _Covering:
             outputs=(replace(original.output, dtype=step.dtype),),
             statements=(statement,),
         )
-
-
-def _replaced(value: Expression, reads: Mapping[Expression, Access]) -> Expression:
-    """Replace subexpressions by reads of the tensors that hold them."""
-    if value in reads:
-        return reads[value]
-    if isinstance(value, Cast):
-        return replace(value, arg=_replaced(value.arg, reads))
-    if isinstance(value, Operation):
-        return Operation(value.op, tuple(_replaced(arg, reads) for arg in value.args))
-    return value
 
 
 def _is_int32(value: Constant) -> bool:

@@ -29,6 +29,7 @@ from cpembed.ir.expression import (
     Constant,
     Expression,
     Operation,
+    replaced,
     walk,
     yields_float,
 )
@@ -198,33 +199,23 @@ def _fixed(
 def _with_value(computation: Computation, operand: str, value: int | float) -> Computation:
     """Replace a scalar operand by a number."""
 
-    def changed(node: Expression) -> Expression:
-        if isinstance(node, Access):
-            return Constant(value) if node.operand == operand else node
-        if isinstance(node, Cast):
-            return replace(node, arg=changed(node.arg))
-        if isinstance(node, Operation):
-            return Operation(node.op, tuple(map(changed, node.args)))
-        return node
+    def number(node: Expression) -> Expression | None:
+        return Constant(value) if isinstance(node, Access) and node.operand == operand else None
 
     statement = computation.statement
     inputs = tuple(o for o in computation.inputs if o.name != operand)
-    changed_statement = Assignment(statement.store, changed(statement.value), statement.reduction)
+    changed_statement = replace(statement, value=replaced(statement.value, number))
     return replace(computation, inputs=inputs, statements=(changed_statement,))
 
 
 def _without_dimensions(computation: Computation, operand: str, dropped: list[int]) -> Computation:
     """Leave dimensions of an operand out."""
 
-    def changed(node: Expression) -> Expression:
-        if isinstance(node, Access) and node.operand == operand:
-            index = tuple(i for place, i in enumerate(node.index) if place not in dropped)
-            return replace(node, index=index)
-        if isinstance(node, Cast):
-            return replace(node, arg=changed(node.arg))
-        if isinstance(node, Operation):
-            return Operation(node.op, tuple(map(changed, node.args)))
-        return node
+    def changed(node: Expression) -> Expression | None:
+        if not isinstance(node, Access) or node.operand != operand:
+            return None
+        index = tuple(i for place, i in enumerate(node.index) if place not in dropped)
+        return replace(node, index=index)
 
     statement = computation.statement
     inputs = tuple(
@@ -233,7 +224,7 @@ def _without_dimensions(computation: Computation, operand: str, dropped: list[in
         else o
         for o in computation.inputs
     )
-    changed_statement = Assignment(statement.store, changed(statement.value), statement.reduction)
+    changed_statement = replace(statement, value=replaced(statement.value, changed))
     return replace(computation, inputs=inputs, statements=(changed_statement,))
 
 

@@ -150,7 +150,7 @@ def test_a_transposed_convolution_counts_its_real_products() -> None:
     x[..., ::2, ::2] = random.integers(-9, 9, x[..., ::2, ::2].shape)
     expected = product.evaluate([x, graph.constants["w"]])[0]
     for candidate in forms:
-        np.testing.assert_array_equal(candidate.evaluate({"x": x}, graph)["y"], expected)
+        np.testing.assert_array_equal(evaluated(candidate, {"x": x}, graph)["y"], expected)
 
 
 def test_tables_of_scaled_numbers_are_statements() -> None:
