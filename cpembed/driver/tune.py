@@ -34,29 +34,32 @@ from cpembed.driver.pipeline import choose, of_several_statements
 from cpembed.driver.plan import AnyTarget, Request, Selection
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.driver.solve import Progress, solve
-from cpembed.errors import BackendUnavailable, CrashError, LoweringError, WorkloadError
+from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.provenance import Provenance
 from cpembed.runtime import worker
-from cpembed.runtime.cluster import Task as WorkerTask
 from cpembed.runtime.cluster import Workers
 from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.runtime.tuning.database import Trial, tuning_folder
 from cpembed.runtime.tuning.records import WIDEST
 from cpembed.runtime.tuning.session import (
     SEARCH_SHARE,
-    BatchMeasurement,
     CandidatePool,
     Task,
     Tuning,
 )
-from cpembed.runtime.tuning.space import Design, Proposal, distinct
+from cpembed.runtime.tuning.space import Design, distinct
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.capabilities import require_candidate, with_variants
 from cpembed.targets.choice import Choice, choices
 from cpembed.targets.registry import missing_for, open_target
-from cpembed.targets.tuner import require_tuner, why_untunable
+from cpembed.targets.tuner import (
+    measured_by,
+    measures,
+    require_tuner,
+    trials_by_workers,
+    why_untunable,
+)
 
 OnTrial = Callable[[int, Trial, Trial], None]
 """Called with the number of a trial, from 1, the trial, and the best trial so far."""
@@ -484,61 +487,3 @@ def _check_options(target: AnyTarget, output: str | None, objective: str | None)
             f"an output form is for targets that are tuned for what they store, not for {name}: "
             "leave it out"
         )
-
-
-def measures(target: AnyTarget) -> bool:
-    """True if trials are times of the machine that makes them."""
-    return require_tuner(target).provenance is Provenance.MEASURED
-
-
-def trials_by_workers(
-    workers: Workers, target: AnyTarget, epilogue: Any, stop: Callable[[], bool]
-) -> BatchMeasurement[Any, Any]:
-    """Return a function that makes the trials of several proposals at a time.
-
-    Parameters
-    ----------
-    workers : Workers
-        Processes that make the trials.
-    target : Target
-        Target that is tuned.
-    epilogue : Any
-        Epilogue of the kernels, in the target's own form.
-    stop : callable
-        Asked before each trial; no trial is started after it has returned True.
-
-    Returns
-    -------
-    callable
-        Yields each proposal with its trial, in order of completion; a proposal that has no program,
-        or whose process crashes, gets a trial with the reason.
-    """
-    tuner = require_tuner(target)
-
-    def make_trials(proposals: Sequence[Proposal[Any]]) -> Iterator[tuple[Proposal[Any], Any]]:
-        by_key = {proposal.key: proposal for proposal in proposals}
-        tasks = (
-            WorkerTask(key, *tuner.trial_call(proposal, epilogue), "trying a schedule")
-            for key, proposal in by_key.items()
-        )
-        for outcome in workers.outcomes(takewhile(lambda _: not stop(), tasks)):
-            proposal, error = by_key[outcome.task.key], outcome.error
-            if error is not None and not isinstance(error, LoweringError | CrashError):
-                raise error
-            reason = None if error is None else str(error)
-            yield proposal, tuner.trial_of(proposal, outcome.result, reason)
-
-    return make_trials
-
-
-def measured_by(workers: Workers) -> Callable[..., Any]:
-    """Return a function that calls another one on a worker that may time kernels, and waits."""
-
-    def call(function: Callable[..., Any], *arguments: Any) -> Any:
-        task = WorkerTask(
-            function.__name__, function, arguments, "measuring a schedule", measures=True
-        )
-        ((_, result),) = workers.results([task])
-        return result
-
-    return call
