@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.gpu import peer_cutlass
 from benchmarks.gpu.main_loop import Instruction, kernels, kinds, listing, loops, tool
 from benchmarks.gpu.peer_layers import LAYERS, CompiledKernel, Layer, Tile, equal_tile
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError

@@ -181,6 +181,20 @@ def is_integer(name: str) -> bool:
     return element_info(name).is_integer
 
 
+def saturated_range(dtype: str) -> tuple[float, float]:
+    """Return the smallest and the largest float32 that an integer type represents.
+
+    >>> saturated_range("int32")
+    (-2147483648.0, 2147483520.0)
+    """
+    low, high = dtype_info(dtype).integer_range
+    largest = np.float32(high)
+    # In numpy's comparison, the integer would be rounded as well.
+    if float(largest) > high:
+        largest = np.nextafter(largest, np.float32(0))
+    return float(low), float(largest)
+
+
 def is_signed(name: str) -> bool:
     """True for a type of signed integers; False for floats."""
     return element_info(name).kind is DTypeKind.SIGNED

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cpembed.driver.named import workload
-from cpembed.runtime.measurement.verification import Expected, with_special_values
+from cpembed.runtime.measurement.verification import Expected
+from cpembed.runtime.measurement.verification_data import with_special_values
 from cpembed.targets.verification import special_data
 
 GENERATOR = np.random.default_rng
