@@ -21,7 +21,7 @@ from cpembed.hw.isa import (
     StrideSource,
 )
 from cpembed.ir.computation import Assignment, Computation, Operand
-from cpembed.ir.dtypes import dtype_info, is_integer
+from cpembed.ir.dtypes import dtype_info, is_integer, neutral_element
 from cpembed.ir.expression import (
     OPERATIONS,
     Access,
@@ -150,9 +150,7 @@ def _fixings(instruction: IsaInstruction, scalars: frozenset[str]) -> Iterator[l
 def _neutral(op: str, position: int, dtype: str) -> int | float | None:
     """Return the value with which an operand of a type leaves the other argument as it is."""
     if op in ("max", "min"):
-        if not is_integer(dtype):
-            return float("-inf" if op == "max" else "inf")
-        return dtype_info(dtype).integer_range[op == "min"]
+        return neutral_element(op, dtype)
     if op == "mul" or (op == "div" and position == 1):
         return 1 if is_integer(dtype) else 1.0
     return 0 if op == "add" or (op in ("sub", "shr") and position == 1) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -193,6 +194,26 @@ def saturated_range(dtype: str) -> tuple[float, float]:
     if float(largest) > high:
         largest = np.nextafter(largest, np.float32(0))
     return float(low), float(largest)
+
+
+def neutral_element(operation: str, dtype: str) -> int | float:
+    """Return the value from which a reduction of a type begins.
+
+    >>> [neutral_element(name, "int8") for name in ("max", "min", "add", "prod")]
+    [-128, 127, 0, 1]
+
+    Parameters
+    ----------
+    operation : str
+        Maximum, minimum, product (``mul``, ``prod``) or sum (``add``, ``sum``, ``mean``).
+    dtype : str
+        Element type.
+    """
+    if operation in ("max", "min"):
+        info = element_info(dtype)
+        low, high = info.integer_range if info.is_integer else (-math.inf, math.inf)
+        return low if operation == "max" else high
+    return 1 if operation in ("mul", "prod") else 0
 
 
 def is_signed(name: str) -> bool:
