@@ -20,7 +20,6 @@ import numpy as np
 from cpembed.accelerator.instruction_forms import InstructionForm, instruction_forms
 from cpembed.accelerator.lemmas import Rewriting, rewritten
 from cpembed.accelerator.matching import matches, written_forms
-from cpembed.accelerator.normal_form import value_range
 from cpembed.accelerator.specification import Array, Specification, Statement
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.computation import Assignment, AxisKind, Computation, Operand
@@ -37,6 +36,7 @@ from cpembed.ir.expression import (
     yields_float,
 )
 from cpembed.ir.index import IndexExpr
+from cpembed.ir.ranges import typed_range
 
 _DEEPEST = 24
 """Maximum number of instructions on a path from the result to a read."""
@@ -263,7 +263,7 @@ class _Covering:
             return value.dtype
         if yields_float(value, self.dtypes):
             return "float32"
-        bounds = value_range(value, self.dtypes)
+        bounds = typed_range(value, self.dtypes)
         low, high = dtype_info("int32").integer_range
         return "int32" if bounds and low <= bounds[0] and bounds[1] <= high else None
 
