@@ -199,6 +199,20 @@ class Target(ABC, Generic[L, S, A]):
         """Return the name of the executing back end for results."""
         return self.spec.backend or self.spec.name
 
+    def require_executable(self, macs: int) -> None:
+        """Refuse a workload that takes too long to execute here; nothing is refused by default.
+
+        Parameters
+        ----------
+        macs : int
+            Multiply-accumulates of the workload.
+
+        Raises
+        ------
+        BackendUnavailable
+            If executing them would take days.
+        """
+
     def schedule_text(self, embedding: Embedding, schedule: S) -> str:
         """Describe a schedule for a report."""
         return str(schedule)

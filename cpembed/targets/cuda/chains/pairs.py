@@ -171,9 +171,6 @@ def find_pairs(chain: ProductChain, spec: HardwareSpec) -> Pairs:
         output = epilogue_of(chain.epilogue, chain.output)
     firsts = _sides(chain.first, chain.first.output.name, spec, None)
     seconds = _sides(chain.second, chain.middle, spec, output)
-    for product, sides in ((chain.first, firsts), (chain.second, seconds)):
-        if not sides:
-            raise LoweringError(f"{spec.name}: no embedding in {product}")
     instruction = firsts[0].product.instruction
     pairs, rejected = list[Pair](), Counter[str]()
     for first in firsts:
@@ -191,7 +188,12 @@ def find_pairs(chain: ProductChain, spec: HardwareSpec) -> Pairs:
 def _sides(
     product: Computation, middle: str, spec: HardwareSpec, epilogue: Epilogue | None
 ) -> list[Side]:
-    """Return the embeddings of a product in both orders of its factors, without repetitions."""
+    """Return the embeddings of a product in both orders of its factors, without repetitions.
+
+    Raises :class:`LoweringError` if there is none, with the reason of the last one that has no
+    kernel.
+    """
+    reason = f"{spec.name}: no embedding in {product}"
     sides: dict[str, Side] = {}
     for name in CONSTRAINTS:
         constraints = load_constraint_set(name).with_commuted_operands()
@@ -202,9 +204,12 @@ def _sides(
                 continue
             try:
                 tiled = lower(ranked.program, spec, epilogue, unstored=(middle,))
-            except LoweringError:
+            except LoweringError as error:
+                reason = str(error)
                 continue
             sides[ranked.identifier] = _side(ranked, tiled, product, middle)
+    if not sides:
+        raise LoweringError(reason)
     return list(sides.values())
 
 
