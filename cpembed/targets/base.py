@@ -121,6 +121,8 @@ class Target(ABC, Generic[L, S, A]):
     takes_epilogues: ClassVar[bool] = False
     """True if its kernels may have the :class:`~cpembed.codegen.epilogue.Epilogue` of a network's
     product; else the host computes it from the sums. Libraries of networks have it anyway."""
+    channels_last: ClassVar[bool] = False
+    """True if its kernels read images of networks with the channels last; others are row-major."""
     policy: ClassVar[ChoicePolicy] = ChoicePolicy()
     """Rules by which its estimates choose an embedding."""
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.pointwise import epilogue_of
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.cost.search import find_best
 from cpembed.embedding.commute import Pairing
@@ -36,7 +37,7 @@ from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction, frag
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
 from cpembed.transform.proof import require
-from cpembed.workloads.chains import ProductChain
+from cpembed.workloads.chains import Pointwise, ProductChain
 
 Via = Literal["registers", "shared memory"]
 """Place of the operand between the products."""
@@ -165,7 +166,9 @@ def find_pairs(chain: ProductChain, spec: HardwareSpec) -> Pairs:
     LoweringError
         If the instruction fits one of the products in no way.
     """
-    output = None if chain.second.output.dtype == chain.output else Epilogue(chain.output)
+    output = None
+    if chain.second.output.dtype != chain.output or chain.epilogue != Pointwise():
+        output = epilogue_of(chain.epilogue, chain.output)
     firsts = _sides(chain.first, chain.first.output.name, spec, None)
     seconds = _sides(chain.second, chain.middle, spec, output)
     instruction = firsts[0].product.instruction

@@ -46,6 +46,7 @@ class SavingTarget:
     provenance = Provenance.EMULATED
     instructions = INSTRUCTIONS
     takes_epilogues = True
+    channels_last = True
 
     def require_executable(self, macs: int) -> None:
         # Two orders of threads, on random and on special values; padding takes longer.

@@ -13,6 +13,7 @@ from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import estimate, gpu
+from cpembed.targets.cuda.multistage.reads import SECTOR_BYTES, loaded_sectors
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.multistage.traffic import traffic, work_of
 from cpembed.targets.cuda.target import CudaSpace, CudaTarget
@@ -93,12 +94,15 @@ def test_work_is_what_the_traffic_says(schedule: KernelSchedule) -> None:
     work, found = work_of(plan, A100), traffic(plan)
     assert (work.blocks, work.warps, work.steps) == (found.blocks, found.warps, found.steps)
     moved = work.blocks * work.steps * work.fetch.bytes
-    assert moved == pytest.approx(found.loaded_bytes)
+    # Means are taken over some of the stages.
+    assert moved == pytest.approx(SECTOR_BYTES * loaded_sectors(plan), rel=0.05)
     assert work.blocks * work.result.bytes == pytest.approx(found.stored_bytes)
     block = found.steps * (
-        found.warps * found.stage.fragment_wavefronts + found.stage.copy_wavefronts
+        found.warps * found.stage.fragment_wavefronts + found.stage.copy_cycles
     )
     assert work.steps * (work.fetch.shared + work.compute.shared) == block
+    # Rows of 64 bytes are half of a line each.
+    assert found.stage.copy_cycles >= found.stage.copy_wavefronts
     parts = estimate(work, A100).parts
     assert parts["shared_us"] >= math.ceil(work.blocks / 108) * block / 1410
 
