@@ -97,9 +97,7 @@ def test_work_is_what_the_traffic_says(schedule: KernelSchedule) -> None:
     # Means are taken over some of the stages.
     assert moved == pytest.approx(SECTOR_BYTES * loaded_sectors(plan), rel=0.05)
     assert work.blocks * work.result.bytes == pytest.approx(found.stored_bytes)
-    block = found.steps * (
-        found.warps * found.stage.fragment_wavefronts + found.stage.copy_cycles
-    )
+    block = found.steps * (found.warps * found.stage.fragment_wavefronts + found.stage.copy_cycles)
     assert work.steps * (work.fetch.shared + work.compute.shared) == block
     # Rows of 64 bytes are half of a line each.
     assert found.stage.copy_cycles >= found.stage.copy_wavefronts
