@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from cpembed.codegen.epilogue import RESIDUAL_INPUT, SecondResult
 from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
@@ -16,6 +18,8 @@ from cpembed.ir.scalars import Input, Number, Scalar
 
 MAX_LENGTH = 1000
 """Maximum number of characters of an expression."""
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 INPUTS = {"x": Input(0), "residual": Input(RESIDUAL_INPUT)}
 """Inputs by name: the result after bias, scale and ReLU, and an element of another tensor."""
@@ -82,6 +86,12 @@ def _scalar(node: ast.expr, text: str) -> Scalar:
     if isinstance(node, ast.Constant) and not isinstance(node.value, bool):
         value = node.value
         if isinstance(value, int | float):
+            # Compared before the conversion, which integers may be too large for.
+            if value > _LARGEST:
+                raise WorkloadError(
+                    f"a number of {text!r} is beyond float32, in which expressions are computed: "
+                    f"use numbers up to {_LARGEST:.6g}"
+                )
             return Number(float(value))
     if isinstance(node, ast.Name) and node.id in INPUTS:
         return INPUTS[node.id]
@@ -108,7 +118,8 @@ def _called(name: str, arguments: list[Scalar]) -> Scalar:
         raise WorkloadError(f"there is no function {name}: use {', '.join(FUNCTIONS)}")
     count, function = FUNCTIONS[name]
     if len(arguments) != count:
-        raise WorkloadError(f"{name} takes {count} arguments, not {len(arguments)}")
+        noun = "argument" if count == 1 else "arguments"
+        raise WorkloadError(f"{name} takes {count} {noun}, not {len(arguments)}")
     return function(*arguments)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -341,7 +341,8 @@ class Expected:
         """Compare with an expression of the epilogue's inputs in float64.
 
         A result may differ by what the error of its sum, at its largest, changes in the
-        expression, and by roundings of float32 relative to the inputs and to the result.
+        expression, and by roundings of float32 relative to the inputs and to the result. It may
+        overflow where float32 does.
         """
         by_element, residual = self._by_element(vectors)
         value, allowed = self._activated(epilogue, by_element)
@@ -349,19 +350,26 @@ class Expected:
         addends = [] if residual is None else [residual]
         addends += [by_element[name] for name in names]
 
-        def evaluated(x: NDArray[np.float64]) -> NDArray[np.float64]:
-            result = evaluate_scalar(expression, [x, *addends], "float64")
+        def evaluated(x: NDArray[np.float64], dtype: str = "float64") -> NDArray[np.float64]:
+            inputs = [v.astype(dtype) for v in (x, *addends)]
+            result = evaluate_scalar(expression, inputs, dtype)
             return np.broadcast_to(result, x.shape).astype(np.float64)
 
         expected = evaluated(value)
-        moved = [np.abs(evaluated(value + sign * allowed) - expected) for sign in (-1, 1)]
-        size = sum((np.abs(v) for v in (value, *addends)), np.abs(expected))
-        allowed = np.nan_to_num(np.maximum(*moved)) + _EXPRESSION_ROUNDOFF * size
+        moved = [evaluated(value + sign * allowed) for sign in (-1, 1)]
+        # What is not finite has no rounding: sigmoid of infinity is 1.
+        size = sum(
+            (np.abs(np.where(np.isfinite(v), v, 0.0)) for v in (value, *addends)), np.abs(expected)
+        )
+        error = np.maximum(*(np.abs(each - expected) for each in moved))
+        error = np.nan_to_num(error) + _EXPRESSION_ROUNDOFF * size
         dtype = str(output.dtype)
         if dtype == self.workload.output.dtype and not is_integer(dtype):
             # Also results of the sums' type are rounded to it, from float32.
-            allowed = allowed + _UNIT_ROUNDOFF[dtype] * (np.abs(expected) + allowed)
-        return self._compare(output, expected, allowed, nan_is_zero=True)
+            error = error + _UNIT_ROUNDOFF[dtype] * (np.abs(expected) + error)
+        step = np.where(np.isfinite(allowed), allowed, 0.0)
+        narrow = [evaluated(value + sign * step, "float32") for sign in (0, -1, 1)]
+        return self._compare(output, expected, error, overflows=narrow, nan_is_zero=True)
 
     def _by_element(
         self, vectors: Mapping[str, NDArray[Any]]
@@ -423,11 +431,14 @@ class Expected:
         expected: NDArray[np.float64],
         allowed: NDArray[np.float64],
         *,
+        overflows: Sequence[NDArray[np.float64]] = (),
         nan_is_zero: bool = False,
     ) -> Verification:
         """Compare with exact results, of which the output is off by at most ``allowed``.
 
-        An integer output takes NaN as the largest integer, or as 0 if ``nan_is_zero``.
+        The output may be infinite where its type ends before the exact result, and it may be what
+        is not finite in one of ``overflows``. An integer output takes NaN as the largest integer,
+        or as 0 if ``nan_is_zero``.
         """
         nearest = expected
         if is_integer(str(output.dtype)):
@@ -442,6 +453,13 @@ class Expected:
         values = output.astype(np.float64)
         # NaN compares as False and so fails, except where it is expected; infinities are equal.
         same = (values == nearest) | (np.isnan(values) & np.isnan(nearest))
+        if not is_integer(str(output.dtype)):
+            with np.errstate(over="ignore", invalid="ignore"):
+                largest = np.copysign(np.abs(expected) + allowed, expected).astype(output.dtype)
+            same |= np.isinf(values) & (values == largest.astype(np.float64))
+            for beyond in overflows:
+                lost = (values == beyond) | (np.isnan(values) & np.isnan(beyond))
+                same |= lost & ~np.isfinite(beyond)
         # Zero times infinity: padding is multiplied as well, which the definition never reads.
         spread = np.isnan(values) & ~same & self._has_special_inputs
         with np.errstate(invalid="ignore"):

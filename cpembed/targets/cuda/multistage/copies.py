@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from cpembed.codegen.plan import storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.multistage.schedule import CHUNK, MAX_UNROLLED_COPIES, Plan
+from cpembed.targets.cuda.multistage.schedule import CHUNK, Plan
 from cpembed.targets.cuda.multistage.separation import (
     MASK_BITS,
     DepthWalk,
@@ -76,7 +76,7 @@ class FactorCopies(ABC):
         """Number of instruction tiles of all rows."""
         self.extents = program.extents
         threads = self.schedule.threads
-        self.turns = -(-self.tile.copies // threads)
+        self.turns = plan.copy_turns(number)
         self.is_partial = self.tile.copies % threads > 0
         """True if some threads have nothing to copy in the last turn."""
 
@@ -149,25 +149,8 @@ class _SeparableCopies(FactorCopies):
             corrections = [n + 1 for n, added in enumerate(self.movement[1]) if added]
             self.levels = max(self.levels, *corrections, 0)
         self.limits = self.depth_is_ragged
-        self.distance = self._row_distance()
+        self.distance = plan.row_distance(number)
         """Elements from the row of a turn to that of the next; None if they vary."""
-
-    def _row_distance(self) -> int | None:
-        """Return the distance of a thread's rows in memory if it is the same for all of them."""
-        rows, axis = self.separation.rows, self.product.axes[self.number]
-        moving = {axis, *(loop.name for loop in self.loops)}
-        if any(not term.is_affine and moving & set(term.iterators) for term in rows.terms):
-            return None
-        weights = [rows.coefficient(loop.name) for loop in self.loops]
-        for outer, inner, loop in zip(weights, weights[1:], self.loops[1:], strict=False):
-            if outer != inner * loop.extent:
-                return None
-        tile = weights[-1] if weights else 0
-        if self.turn_rows % self.extent == 0:
-            return tile * (self.turn_rows // self.extent)
-        row = rows.coefficient(axis)
-        # Rows of one instruction tile follow those of the tile before.
-        return row * self.turn_rows if row * self.extent == tile else None
 
     def prepare(self) -> None:
         name, tile = self.name, self.tile
@@ -399,11 +382,12 @@ class _GeneralCopies(FactorCopies):
 
     def copy(self, step: str, base: str) -> None:
         threads, tile = self.schedule.threads, self.tile
-        # Many short accesses in parallel would need more registers than there are.
-        short = tile.width < 4 or self.turns > MAX_UNROLLED_COPIES // 2
-        loop = "serial" if short else "unroll"
-        with self.script.nested(f"for turn in T.{loop}({self.turns}):"):
-            self.script.line(f"slot = turn * {threads} + thread")
+        unrolled = self.plan.unrolled_copies(self.number)
+        with self.script.nested(
+            f"for first in T.serial({self.turns // unrolled}, unroll=False):",
+            f"for turn in T.unroll({unrolled}):",
+        ):
+            self.script.line(f"slot = (first * {unrolled} + turn) * {threads} + thread")
             with self.script.nested(*[f"if slot < {tile.copies}:"] * self.is_partial):
                 self._locate_vector(step)
                 self._copy_vector(base)
