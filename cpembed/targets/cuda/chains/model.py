@@ -100,8 +100,8 @@ def _rows(plan: ChainPlan) -> int:
 
 def _copies(factor: TileFactor, gpu: Gpu) -> Phase:
     """Return the copies of a factor's tile, without the time until they arrive."""
-    accesses = factor.vectors / LANES
-    wavefronts = factor.vectors * factor.operand.length * size_bytes(factor.operand.layout.dtype)
+    accesses = factor.tile.copies / LANES
+    wavefronts = factor.tile.copies * factor.tile.width
     issue = accesses * COPY_INSTRUCTIONS / gpu.unit.schedulers
     return Phase(0.0, 0.0, wavefronts / WAVEFRONT_BYTES, issue, float(wavefronts))
 

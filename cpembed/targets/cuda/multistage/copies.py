@@ -13,10 +13,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from cpembed.codegen.plan import storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.multistage.schedule import CHUNK, MAX_UNROLLED_COPIES, Plan
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.multistage.schedule import (
+    CHUNK,
+    MAX_UNROLLED_COPIES,
+    Plan,
+    SharedTile,
+)
 from cpembed.targets.cuda.multistage.separation import (
     MASK_BITS,
     DepthWalk,
@@ -35,12 +42,70 @@ from cpembed.targets.cuda.writer import (
     remainder,
     shared_pointer,
 )
+from cpembed.transform.program import Loop
 
-_SWIZZLE_ROWS = 8
+SWIZZLE_ROWS = 8
 """Number of rows after which the permutation of chunks is the same again."""
 
 
-def factor_copies(writer: Writer, plan: Plan, number: int) -> FactorCopies:
+@dataclass(frozen=True, kw_only=True)
+class CopiedTile:
+    """A tile of a factor that a block copies in each step of its loop.
+
+    Attributes
+    ----------
+    name : str
+        Parameter of the kernel that is the factor.
+    number : int
+        0 for the first factor of the product, 1 for the second.
+    product : TiledProduct
+    operand : GlobalOperand
+        The factor in global memory.
+    tile : SharedTile
+        The tile in shared memory.
+    threads : int
+        Number of threads of a block.
+    first : tuple of str and str
+        Expressions of the first instruction tile along rows (or columns) and along the depth.
+    moves : tuple of int and int
+        Numbers of instruction tiles that a step moves on by, along rows and along the depth.
+    visited : tuple of int and int
+        Numbers of instruction tiles that all blocks and steps visit, along rows and along the depth.
+    """
+
+    name: str
+    number: int
+    product: TiledProduct
+    operand: GlobalOperand
+    tile: SharedTile
+    threads: int
+    first: tuple[str, str]
+    moves: tuple[int, int]
+    visited: tuple[int, int]
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Numbers of rows (or columns) and of steps of the depth of an instruction tile."""
+        instruction = self.product.instruction
+        return (instruction.m, instruction.n)[self.number], instruction.k
+
+    @property
+    def loops(self) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
+        """Loops over instruction tiles along rows (or columns), and along the depth."""
+        return (self.product.rows, self.product.columns)[self.number], self.product.depth
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Numbers of instruction tiles along rows (or columns), and along the depth."""
+        return self.product.tiles[1 + self.number], self.product.tiles[3]
+
+    @property
+    def turns(self) -> int:
+        """Number of vectors that a thread copies."""
+        return -(-self.tile.copies // self.threads)
+
+
+def factor_copies(writer: Writer, plan: Plan, number: int) -> TileCopies:
     """Return the writer of a factor's copies.
 
     Parameters
@@ -53,31 +118,38 @@ def factor_copies(writer: Writer, plan: Plan, number: int) -> FactorCopies:
     number
         0 for the first factor, 1 for the second.
     """
+    schedule, depth = plan.schedule, plan.schedule.depth
+    part = f"part * {plan.steps * depth}" if schedule.splits > 1 else "0"
+    copied = CopiedTile(
+        name=PARAMETERS[number],
+        number=number,
+        product=plan.product,
+        operand=plan.operand(number),
+        tile=plan.shared_tiles[number],
+        threads=schedule.threads,
+        first=(("row", "column")[number], part),
+        moves=(0, depth),
+        visited=(
+            plan.blocks[number] * schedule.block[number],
+            plan.steps * schedule.splits * depth,
+        ),
+    )
     separation = plan.separation(number)
     if separation is None:
-        return _GeneralCopies(writer, plan, number)
-    return _SeparableCopies(writer, plan, number, separation)
+        return GeneralCopies(writer, copied)
+    return _SeparableCopies(writer, copied, separation)
 
 
-class FactorCopies(ABC):
-    """Writer of the copies of a factor."""
+class TileCopies(ABC):
+    """Writer of the copies of a tile."""
 
-    def __init__(self, writer: Writer, plan: Plan, number: int) -> None:
-        self.writer, self.plan, self.number = writer, plan, number
-        self.script, self.schedule, self.product = writer.script, plan.schedule, plan.product
-        self.name = PARAMETERS[number]
-        self.operand = (plan.first, plan.second)[number]
-        self.tile = plan.shared_tiles[number]
-        instruction, program = self.product.instruction, self.product.program
-        self.extent = (instruction.m, instruction.n)[number]
-        """Number of rows of an instruction tile."""
-        self.loops = (self.product.rows, self.product.columns)[number]
-        self.tiles = self.product.tiles[1 + number]
-        """Number of instruction tiles of all rows."""
-        self.extents = program.extents
-        threads = self.schedule.threads
-        self.turns = -(-self.tile.copies // threads)
-        self.is_partial = self.tile.copies % threads > 0
+    def __init__(self, writer: Writer, copied: CopiedTile) -> None:
+        self.writer, self.script, self.copied = writer, writer.script, copied
+        self.name, self.number, self.product = copied.name, copied.number, copied.product
+        self.operand, self.tile, self.threads = copied.operand, copied.tile, copied.threads
+        self.extents = self.product.program.extents
+        self.turns = copied.turns
+        self.is_partial = self.tile.copies % self.threads > 0
         """True if some threads have nothing to copy in the last turn."""
 
     @abstractmethod
@@ -96,19 +168,16 @@ class FactorCopies(ABC):
         return {
             **dict.fromkeys((loop.name for loop in self.product.program.loops), "0"),
             **digits("batch", self.product.batch),
-            **digits(tile, self.loops),
+            **digits(tile, self.copied.loops[0]),
             self.product.axes[self.number]: row,
             self.product.axes[2]: "0",
         }
 
-    def _first_row(self) -> str:
-        return ("row", "column")[self.number]
-
     def _row_conditions(self, tile: str, shared_row: str) -> list[str]:
         """Return conditions under which a row of the tile is a row of the factor."""
         conditions: list[str] = []
-        if self.tiles % self.schedule.block[self.number]:
-            conditions.append(f"{tile} < {self.tiles}")
+        if self.copied.visited[0] > self.copied.tiles[0]:
+            conditions.append(f"{tile} < {self.copied.tiles[0]}")
         if self.tile.copies > self.tile.rows * self.tile.row_vectors:
             conditions.append(f"{shared_row} < {self.tile.rows}")
         return conditions
@@ -116,11 +185,23 @@ class FactorCopies(ABC):
     @property
     def depth_is_ragged(self) -> bool:
         """True if the steps of all parts pass the end of the depth."""
-        steps = self.plan.steps * self.schedule.splits
-        return steps * self.schedule.depth > self.product.tiles[3]
+        return self.copied.visited[1] > self.copied.tiles[1]
+
+    @contextmanager
+    def _turns(self, *, unrolled: bool = True) -> Generator[None]:
+        """Write the loop over a thread's vectors around what is written inside."""
+        guard = [f"if turn * {self.threads} + thread < {self.tile.copies}:"] * self.is_partial
+        kind = "unroll" if unrolled else "serial"
+        with self.script.nested(f"for turn in T.{kind}({self.turns}):", *guard):
+            yield
+
+    def _array(self, name: str, elements: int) -> None:
+        self.script.line(
+            f'{self.name}_{name} = T.alloc_buffer(({elements},), "int32", scope="local")'
+        )
 
 
-class _SeparableCopies(FactorCopies):
+class _SeparableCopies(TileCopies):
     """Copies whose rows are located before the loop.
 
     A thread's variables are named after the factor: ``A_rows`` and ``A_outside`` hold the address
@@ -130,13 +211,14 @@ class _SeparableCopies(FactorCopies):
     the factor one mask, with a bit for each.
     """
 
-    def __init__(self, writer: Writer, plan: Plan, number: int, separation: Separation) -> None:
-        super().__init__(writer, plan, number)
+    def __init__(self, writer: Writer, copied: CopiedTile, separation: Separation) -> None:
+        super().__init__(writer, copied)
         self.separation = separation
-        self.walk = DepthWalk(self.product.depth, self.schedule.depth)
+        self.extent, self.loops = copied.extents[0], copied.loops[0]
+        self.walk = DepthWalk(self.product.depth, copied.moves[1])
         self.movement = self.walk.movement(separation.depth)
-        self.turn_rows = self.schedule.threads // self.tile.row_vectors
-        period = _SWIZZLE_ROWS if self.tile.swizzled else 1
+        self.turn_rows = self.threads // self.tile.row_vectors
+        period = SWIZZLE_ROWS if self.tile.swizzled else 1
         self.phases = min(self.turns, period // math.gcd(period, self.turn_rows))
         """Number of turns after which rows have the same permutation of chunks again."""
         checked = [*separation.depth_checks, *(window.check for window in separation.windows)]
@@ -189,18 +271,11 @@ class _SeparableCopies(FactorCopies):
         with self.script.nested(f"for turn in T.unroll({located}):"):
             self._locate_row()
 
-    def _array(self, name: str, elements: int) -> None:
-        self.script.line(
-            f'{self.name}_{name} = T.alloc_buffer(({elements},), "int32", scope="local")'
-        )
-
     def _prepare_depth(self) -> None:
         """Write the digits and the address of the thread's first place along the depth."""
-        name, depth = self.name, self.schedule.depth
-        first = f"part * {self.plan.steps * depth} + "
-        first = first if self.schedule.splits > 1 else ""
+        name, first = self.name, self.copied.first[1]
         tiles = quotient(f"{name}_element", self.product.instruction.k)
-        self.script.line(f"{name}_first = {first}{tiles}")
+        self.script.line(f"{name}_first = {first} + {tiles}")
         values = digits(f"{name}_first", self.product.depth)
         if self.levels:
             self._array("digits", self.levels)
@@ -239,7 +314,7 @@ class _SeparableCopies(FactorCopies):
         """Write the address and the mask of the row of ``turn``."""
         name, separation = self.name, self.separation
         self.script.line(f"shared_row = turn * {self.turn_rows} + {name}_row")
-        self.script.line(f"tile = {self._first_row()} + {quotient('shared_row', self.extent)}")
+        self.script.line(f"tile = {self.copied.first[0]} + {quotient('shared_row', self.extent)}")
         values = self._row_values("tile", remainder("shared_row", self.extent))
         rows = index_script(separation.rows, values, self.extents)
         if self.distance is None:
@@ -299,14 +374,6 @@ class _SeparableCopies(FactorCopies):
         else:
             self._copy_short_rows(base, place, valid)
         self._advance()
-
-    @contextmanager
-    def _turns(self) -> Generator[None]:
-        """Write the loop over a thread's rows around what is written inside."""
-        threads, copies = self.schedule.threads, self.tile.copies
-        guard = [f"if turn * {threads} + thread < {copies}:"] * self.is_partial
-        with self.script.nested(f"for turn in T.unroll({self.turns}):", *guard):
-            yield
 
     def _depth_values(self) -> dict[str, str]:
         """Return the values of the iterators of the depth, from the variables."""
@@ -391,14 +458,14 @@ class _SeparableCopies(FactorCopies):
                 )
 
 
-class _GeneralCopies(FactorCopies):
+class GeneralCopies(TileCopies):
     """Copies each of which computes its address and whether it is valid."""
 
     def prepare(self) -> None:
         pass
 
     def copy(self, step: str, base: str) -> None:
-        threads, tile = self.schedule.threads, self.tile
+        threads, tile = self.threads, self.tile
         # Many short accesses in parallel would need more registers than there are.
         short = tile.width < 4 or self.turns > MAX_UNROLLED_COPIES // 2
         loop = "serial" if short else "unroll"
@@ -410,22 +477,23 @@ class _GeneralCopies(FactorCopies):
 
     def _locate_vector(self, step: str) -> None:
         """Write ``place``, the number of a slot's vector in its factor, and ``valid``."""
-        tile, operand, k = self.tile, self.operand, self.product.instruction.k
-        stage = f"(part * {self.plan.steps} + {step})"
-        across, along = ("element", "shared_row") if tile.transposed else ("shared_row", "element")
+        tile, operand, copied = self.tile, self.operand, self.copied
         self.script.lines(
             (
                 f"shared_row = slot // {tile.row_vectors}",
                 f"element = slot % {tile.row_vectors} * {operand.length}",
-                f"tile = {self._first_row()} + {across} // {self.extent}",
-                f"deep = {stage} * {self.schedule.depth} + {along} // {k}",
             )
         )
-        values = self._row_values("tile", f"{across} % {self.extent}")
+        across, along = ("element", "shared_row") if tile.transposed else ("shared_row", "element")
+        for variable, number, inside in (("tile", 0, across), ("deep", 1, along)):
+            moved = f" + ({step}) * {copied.moves[number]}" if copied.moves[number] else ""
+            first = f"{copied.first[number]}{moved}"
+            self.script.line(f"{variable} = {first} + {inside} // {copied.extents[number]}")
+        values = self._row_values("tile", f"{across} % {copied.extents[0]}")
         values |= digits("deep", self.product.depth)
-        values[self.product.axes[2]] = f"{along} % {k}"
+        values[self.product.axes[2]] = f"{along} % {copied.extents[1]}"
         conditions = self._row_conditions("tile", "shared_row")
-        conditions += [f"deep < {self.product.tiles[3]}"] * self.depth_is_ragged
+        conditions += [f"deep < {copied.tiles[1]}"] * self.depth_is_ragged
         conditions += inside_conditions(operand, values, self.extents)
         address = index_script(operand.address, values, self.extents)
         self.script.lines(guarded_place(conditions, address))

@@ -107,7 +107,8 @@ class SharedTile:
 
     @property
     def chunks(self) -> int:
-        return self.row_bytes // CHUNK
+        """Number of chunks among which those of a row are permuted."""
+        return self.pitch // CHUNK
 
     def place(self, row: str, chunk: str) -> str:
         """Return TVMScript of the byte at which a chunk of a row begins.
