@@ -52,6 +52,9 @@ def chain_kernel(plan: ChainPlan) -> Writer:
             written = "C" if plan.schedule.splits == 1 else PARTIAL
             elements = plan.schedule.splits * product.output.layout.elements
             writer.script.line(f"T.writes({written}[0 : {elements}])")
+            # Without it ptxas aims at numbers of blocks of its own, for which some kernels spill.
+            blocks = f'"tirx.launch_bounds_min_blocks_per_sm", {plan.min_blocks}'
+            writer.script.line(f"T.attr(0, {blocks})")
             _ChainBody(writer, plan).write()
     return writer
 
@@ -147,37 +150,6 @@ def locate_chunks(writer: Writer, plan: ChainPlan, softmax: Softmax | None) -> t
 def chunk_after(first: str, number: int) -> str:
     """Return the number of a chunk, counted from the first that a block visits."""
     return str(number) if first == "0" else f"({first} + {number})"
-
-
-def write_function(
-    writer: Writer,
-    plan: ChainPlan,
-    softmax: Softmax | None,
-    step: str,
-    *,
-    finish: Callable[[], None] | None = None,
-) -> None:
-    """Write the function between the products, from ``scores`` to ``middle``.
-
-    Parameters
-    ----------
-    writer, plan : Writer, ChainPlan
-    softmax : Softmax or None
-        Writer of the function if it is a softmax.
-    step : str
-        Number of the chunk.
-    finish : callable, optional
-        Writer of the wait for products that read ``middle`` and change the sums.
-    """
-    if softmax is not None:
-        softmax.write_powers(step)
-    if finish is not None:
-        finish()
-    if softmax is None:
-        write_pointwise(writer, plan, step)
-    else:
-        softmax.rescale()
-        softmax.write_middle()
 
 
 class _Fragments:
@@ -282,7 +254,11 @@ class _ChainBody:
                 self._load_stage(later, "filling[0]")
             self.writer.call("cpembed_cp_async_commit")
             self._multiply_first()
-            write_function(self.writer, plan, self.softmax, "step")
+            if self.softmax is None:
+                write_pointwise(self.writer, plan, "step")
+            else:
+                self.softmax.write_powers("step", rescale=True)
+                self.softmax.write_middle()
             self._multiply_second()
             turn_stages(self.script, *ring)
         self.writer.call("cpembed_cp_async_wait_0")

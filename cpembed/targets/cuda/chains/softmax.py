@@ -1,8 +1,9 @@
 """Softmax of rows between the products, chunk by chunk.
 
-Of each row a lane keeps the largest score so far and the sum of its own powers. A larger score in a
-later chunk scales both the sum and the second product's sums down. Lanes that share a row exchange
-their largest scores by shuffles; their sums are added at the end alone.
+Of each row a lane keeps a score that powers are relative to, and the sum of its own powers. Where a
+score of a later chunk is so much larger that its power would exceed a bound, that score takes its
+place, and both the sum and the second product's sums are scaled down; in most chunks none is. Lanes
+that share a row exchange their largest scores by shuffles; their sums are added at the end alone.
 
 Where blocks share the keys of a row, each stores its sums with the row's largest score and sum of
 powers, by which another kernel weights them (:mod:`cpembed.targets.cuda.reduction`).
@@ -21,7 +22,9 @@ from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.chains.pointwise import converted
 from cpembed.targets.cuda.chains.registers import lane_rows, place
 from cpembed.targets.cuda.expressions import ExpressionWriter
+from cpembed.targets.cuda.instructions import fragments
 from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.multistage.separation import Positions
 from cpembed.targets.cuda.reduction import STATISTICS
 from cpembed.targets.cuda.writer import (
     Writer,
@@ -33,6 +36,10 @@ from cpembed.targets.cuda.writer import (
 from cpembed.workloads.chains import LENGTHS, MASK, SINKS, RowSoftmax
 
 _LOWEST = 'T.float32("-inf")'
+
+MAX_EXPONENT = 8
+"""Exponent of two up to which powers of scores grow before sums are scaled down: 256 is exact in
+float16 and in bfloat16, whose relative precision is that of 1 (FlashAttention 4 has the same)."""
 
 
 class Softmax:
@@ -103,15 +110,16 @@ class Softmax:
         """Write what is the same for all chunks: statistics of rows, and their numbers of keys."""
         rows, script = self.plan.schedule.rows, self.script
         count = rows * self.rows_of_lane
-        for name in ("largest", "powers", "shrink"):
+        for name in ("largest", "powers", "shrink", "top", "offset"):
             script.line(f'{name} = T.alloc_buffer(({count},), "float32", scope="local")')
-        for name in ("top", "offset"):
-            script.line(f'{name} = T.alloc_buffer((1,), "float32", scope="local")')
+        script.line('grows = T.alloc_buffer((1,), "int32", scope="local")')
         with script.nested(f"for i in T.unroll({count}):"):
             script.line(f"largest[i] = {_LOWEST}")
             script.line("powers[i] = T.float32(0)")
         if self.function.sinks:
             self._begin_with_sinks()
+        for at in range(count):
+            self._write_offset(at)
         if not self._is_limited:
             return
         for name in ["limit"] + ["first_of_row"] * (self.function.window is not None):
@@ -233,19 +241,45 @@ class Softmax:
 
     # -- a chunk ----------------------------------------------------------------------------------
 
-    def write_powers(self, step: str) -> None:
-        """Write the powers of a chunk's scores, in their place, and the statistics of its rows."""
+    def write_powers(self, step: str, *, rescale: bool) -> None:
+        """Write the powers of a chunk's scores, in their place, and the statistics of its rows.
+
+        Parameters
+        ----------
+        step : str
+            Number of the chunk.
+        rescale : bool
+            True to scale the second product's sums at once, otherwise :meth:`rescale` does.
+        """
         rows, tiles = self.plan.schedule.rows, self.plan.column_tiles
         count = self.instruction.registers[2]
         if self.scales_first:
             self._scale_scores(rows * tiles * count)
         self._write_masks(step)
-        for i in range(rows):
-            for number in range(self.rows_of_lane):
-                self._write_row(i, number)
+        places = [(i, number) for i in range(rows) for number in range(self.rows_of_lane)]
+        for tile, number in places:
+            self._write_top(tile, number)
+        bound = literal(MAX_EXPONENT / self.exponent, "float32")
+        larger = " or ".join(f"top[{at}] > largest[{at}] + {bound}" for at in range(len(places)))
+        # The same for all lanes of a warp, so that no branch divides it.
+        self.script.line(
+            'grows[0] = T.call_pure_extern("int32", "__any_sync", T.uint32(4294967295), '
+            f'T.cast({larger}, "int32"))'
+        )
+        with self.script.nested("if grows[0] != 0:"):
+            for at in range(len(places)):
+                self._grow(at)
+            if rescale:
+                self._shrink_sums()
+        for tile, number in places:
+            self._write_row(tile, number)
 
     def rescale(self) -> None:
         """Write the products of the second product's sums with what larger scores take off."""
+        with self.script.nested("if grows[0] != 0:"):
+            self._shrink_sums()
+
+    def _shrink_sums(self) -> None:
         for i in range(self.plan.schedule.rows):
             for number in range(self.rows_of_lane):
                 self._scale_sums(i, number, f"shrink[{i * self.rows_of_lane + number}]")
@@ -270,7 +304,50 @@ class Softmax:
         with self.script.nested(f"if {condition}:"):
             self._mask_elements(step)
 
+    def _mask_positions(self, step: str) -> None:
+        """Write -inf to scores whose keys are hidden, where keys are counted by positions."""
+        plan, product, script = self.plan, self.plan.first, self.script
+        tiles, count = plan.column_tiles, self.instruction.registers[2]
+        fragment, n = fragments()[self.instruction.fragments[2]], product.instruction.n
+        # Positions of the chunk that a lane's first element is behind of: of the end, of the start.
+        first = f"{step} * {plan.chunk_columns} + {place(self.instruction.fragments[2], 0)[1]}"
+        bounds = {"keys_left": "limit" if self._is_limited else ""}
+        if self.function.window is not None:
+            bounds["keys_before"] = "first_of_row"
+        rows = plan.schedule.rows * self.rows_of_lane
+        for name, bound in bounds.items():
+            script.line(f'{name} = T.alloc_buffer(({rows},), "int32", scope="local")')
+            for at in range(rows):
+                value = f"{bound}[{at}]" if bound else str(self.keys)
+                script.line(f"{name}[{at}] = {value} - ({first})")
+        with script.nested(
+            f"for i in T.unroll({plan.schedule.rows}):", f"for j in T.unroll({tiles}):"
+        ):
+            for element in range(count):
+                score = f"scores[(i * {tiles} + j) * {count} + {element}]"
+                at = f"[i * {self.rows_of_lane} + {self.row_of[element]}]"
+                key = f"j * {n} + {fragment.position(0, element)[1]}"
+                visible = f"{key} < keys_left{at}"
+                if self.function.window is not None:
+                    visible += f" and {key} >= keys_before{at}"
+                script.line(f"{score} = T.Select({visible}, {score}, {_LOWEST})")
+
+    @property
+    def _counts_keys(self) -> bool:
+        """True if the key of a score is its position along the columns of the first product."""
+        product = self.plan.first
+        columns = Positions(product.axes[1], product.instruction.n, product.columns)
+        index = self.key
+        return (
+            columns.slope(index) == 1
+            and not index.constant
+            and set(index.iterators) <= columns.names
+        )
+
     def _mask_elements(self, step: str) -> None:
+        if not self.function.mask and self._counts_keys:
+            self._mask_positions(step)
+            return
         plan, count = self.plan, self.instruction.registers[2]
         tiles, extents, product = plan.column_tiles, plan.first.program.extents, plan.first
         # Tiles beyond the last one: their keys are beyond the last key only if a loop counts tiles.
@@ -326,25 +403,37 @@ class Softmax:
             if self.row_of[element] == number
         ]
 
-    def _write_row(self, tile: int, number: int) -> None:
-        """Write the statistics and powers of a row."""
-        script, at = self.script, tile * self.rows_of_lane + number
+    def _write_top(self, tile: int, number: int) -> None:
+        """Write the largest score of a row in the chunk."""
+        top = f"top[{tile * self.rows_of_lane + number}]"
         scores = self._scores_of(tile, number)
-        script.line(f"top[0] = {scores[0]}")
+        self.script.line(f"{top} = {scores[0]}")
         for score in scores[1:]:
-            script.line(f"top[0] = T.max(top[0], {score})")
-        self._combine("top[0]", "T.max(top[0], {})")
-        script.line(f"top[0] = T.max(top[0], largest[{at}])")
+            self.script.line(f"{top} = T.max({top}, {score})")
+        self._combine(top, f"T.max({top}, {{}})")
+
+    def _write_offset(self, at: int) -> None:
+        """Write what is subtracted from the scores of a row, as a power of two."""
         # A row without any key so far: its powers are zero, not NaN.
-        centre = f"T.Select(top[0] == {_LOWEST}, T.float32(0), top[0])"
-        factor = literal(self.exponent, "float32")
-        script.line(f"offset[0] = {centre} * {factor}")
-        script.line(f"shrink[{at}] = largest[{at}] * {factor} - offset[0]")
+        centre = f"T.Select(largest[{at}] == {_LOWEST}, T.float32(0), largest[{at}])"
+        self.script.line(f"offset[{at}] = {centre} * {literal(self.exponent, 'float32')}")
+
+    def _grow(self, at: int) -> None:
+        """Write the change of a row to the largest score so far."""
+        script, factor = self.script, literal(self.exponent, "float32")
+        script.line(f"shrink[{at}] = largest[{at}] * {factor}")
+        script.line(f"largest[{at}] = T.max(top[{at}], largest[{at}])")
+        self._write_offset(at)
+        script.line(f"shrink[{at}] = shrink[{at}] - offset[{at}]")
         self._power("shrink", str(at))
-        script.line(f"largest[{at}] = top[0]")
         script.line(f"powers[{at}] = powers[{at}] * shrink[{at}]")
-        for score in scores:
-            script.line(f"{score} = {score} * {factor} - offset[0]")
+
+    def _write_row(self, tile: int, number: int) -> None:
+        """Write the powers of a row, and their sum."""
+        script, at = self.script, tile * self.rows_of_lane + number
+        factor = literal(self.exponent, "float32")
+        for score in self._scores_of(tile, number):
+            script.line(f"{score} = {score} * {factor} - offset[{at}]")
             self._power("scores", score.removeprefix("scores[").removesuffix("]"))
             script.line(f"powers[{at}] = powers[{at}] + {score}")
 
