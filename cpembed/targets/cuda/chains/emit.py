@@ -14,16 +14,17 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 
 from cpembed.codegen.plan import HEADER, buffer, storage_dtype
-from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan, TileFactor
+from cpembed.targets.cuda.chains.copied import copied_tiles
+from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan
 from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.registers import bit_order
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.epilogue import input_declarations, output_declarations
 from cpembed.targets.cuda.instructions import LANES
-from cpembed.targets.cuda.multistage.copies import SWIZZLE_ROWS, CopiedTile
 from cpembed.targets.cuda.multistage.emit import locate_stages, turn_stages
 from cpembed.targets.cuda.multistage.linear_copies import tile_copies
 from cpembed.targets.cuda.multistage.schedule import CHUNK, SharedTile
+from cpembed.targets.cuda.multistage.tile_copies import SWIZZLE_ROWS
 from cpembed.targets.cuda.reduction import STATISTICS
 from cpembed.targets.cuda.results import write_results
 from cpembed.targets.cuda.writer import (
@@ -217,10 +218,7 @@ class _ChainBody:
             Softmax(writer, plan) if isinstance(plan.chain.function, RowSoftmax) else None
         )
         self.in_registers = self.schedule.via == "registers"
-        self.copies = tuple(
-            tile_copies(writer, copied)
-            for copied in (_copied_rows(plan), _copied_columns(plan), _copied_second(plan))
-        )
+        self.copies = tuple(tile_copies(writer, copied) for copied in copied_tiles(plan))
         self._sums = self.instruction.registers[2]
         self._locate_fragments()
 
@@ -478,44 +476,6 @@ class _ChainBody:
         for i in range(self.schedule.rows):
             register = register_pointer("middle", str(i * self._elements))
             self.middle.load(4, register, base, i * self.instruction.m, 2 * inner)
-
-
-def _copied_rows(plan: ChainPlan) -> CopiedTile:
-    rows = plan.blocks[0] * plan.block_rows
-    depth = plan.first.tiles[3]
-    return _copied(plan, plan.rows_factor, 0, (("row", "0"), (0, 0), (rows, depth)))
-
-
-def _copied_columns(plan: ChainPlan) -> CopiedTile:
-    tiles, depth = plan.column_tiles, plan.first.tiles[3]
-    walk = (("0", "0"), (tiles, 0), (plan.chunks * tiles, depth))
-    return _copied(plan, plan.columns_factor, 1, walk)
-
-
-def _copied_second(plan: ChainPlan) -> CopiedTile:
-    chunk, columns = plan.schedule.chunk, plan.schedule.columns
-    visited = (plan.blocks[1] - 1) * columns + plan.second_tiles
-    walk = (("column", "0"), (0, chunk), (visited, plan.chunks * chunk))
-    return _copied(plan, plan.second_factor, 1, walk)
-
-
-_Walk = tuple[tuple[str, str], tuple[int, int], tuple[int, int]]
-"""First instruction tile along rows and depth, tiles that a step moves on by, tiles visited."""
-
-
-def _copied(plan: ChainPlan, factor: TileFactor, number: int, walk: _Walk) -> CopiedTile:
-    first, moves, visited = walk
-    return CopiedTile(
-        name=factor.role,
-        number=number,
-        product=factor.product,
-        operand=factor.operand,
-        tile=factor.tile,
-        threads=plan.threads,
-        first=first,
-        moves=moves,
-        visited=visited,
-    )
 
 
 def parameters_of(plan: ChainPlan) -> Mapping[str, str]:

@@ -55,7 +55,7 @@ MAX_SPLITS = 64
 REGISTER_MARGIN = 16
 """Number of registers of a thread beyond the estimate with which as many blocks run together."""
 
-OTHER_REGISTERS = 32
+OTHER_REGISTERS = 28
 """Number of registers of a thread for addresses, loop counters and temporaries, read off what
 ptxas 13 allocates for sm_80."""
 
@@ -326,7 +326,8 @@ class ChainPlan:
         results = schedule.rows * self.warp_columns * sums
         softmax = 4 * schedule.rows * 2 if isinstance(self.chain.function, RowSoftmax) else 0
         # Scores are dead once the operand between is made of them, so the larger counts.
-        total = fragments + results + max(scores, middle) + middle // 2 + 2 * second + softmax
+        # Two sets of columns: one is multiplied while the other is loaded.
+        total = fragments + results + max(scores, middle) + middle // 2 + 4 * second + softmax
         # Each two tiles of columns are loaded from an address of their own.
         return -(-(total + self.warp_columns + OTHER_REGISTERS) // 8) * 8
 

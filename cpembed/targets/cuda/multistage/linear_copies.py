@@ -10,15 +10,21 @@ from __future__ import annotations
 import math
 
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.multistage.copies import (
+from cpembed.targets.cuda.multistage.schedule import CHUNK, MAX_UNROLLED_COPIES
+from cpembed.targets.cuda.multistage.separation import Positions, linear_limits
+from cpembed.targets.cuda.multistage.tile_copies import (
     SWIZZLE_ROWS,
     CopiedTile,
     GeneralCopies,
     TileCopies,
 )
-from cpembed.targets.cuda.multistage.schedule import CHUNK, MAX_UNROLLED_COPIES
-from cpembed.targets.cuda.multistage.separation import Positions, linear_limits
-from cpembed.targets.cuda.writer import Writer, digits, index_script, register_pointer, shared_pointer
+from cpembed.targets.cuda.writer import (
+    Writer,
+    digits,
+    index_script,
+    register_pointer,
+    shared_pointer,
+)
 
 
 def tile_copies(writer: Writer, copied: CopiedTile) -> TileCopies:
