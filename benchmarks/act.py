@@ -9,8 +9,8 @@ statements and executed by the generated executor; the results are compared with
 
 Bytes are those that the executor counted to and from main memory. The compulsory ones are those of
 the kernel's inputs and outputs, each once, and those of results that cannot stay on chip
-(``cpembed.accelerator.crossings``): where both are equal, no program moves fewer. Seconds are of
-the first attempt in one process.
+(``cpembed.accelerator.operator_search``): where both are equal, no program moves fewer. Seconds are
+of the first attempt in one process.
 
 Writes ``act.json`` and ``act.md`` into ``--output``, by default beside this file.
 """
@@ -30,9 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.documents import write_document
-from cpembed.accelerator.crossings import compulsory_bytes
 from cpembed.accelerator.executor import Run, execute
-from cpembed.accelerator.operator_search import OperatorSearch, Plans
+from cpembed.accelerator.operator_search import OperatorSearch, Plans, compulsory_bytes
 from cpembed.accelerator.proof import prove
 from cpembed.accelerator.specification import Specification, Statement
 from cpembed.files import write_whole

@@ -27,8 +27,8 @@ from onnx import numpy_helper
 
 from benchmarks.coverage import difference, refusal, table
 from cpembed.errors import ModelError
+from cpembed.frontends import load_model
 from cpembed.frontends.narrow import bytes_of
-from cpembed.frontends.onnx import load
 from cpembed.graph.graph import Graph, evaluate
 
 PAGE = Path(__file__).parents[1] / "docs" / "onnx-operators.md"
@@ -158,7 +158,7 @@ def outcome(case: Case, form: str, folder: Path) -> Outcome:
     path = folder / "case.onnx"
     path.write_bytes(model.SerializeToString())
     try:
-        graph = load(path)
+        graph = load_model(path)
     except ModelError as error:
         message = refusal(error)
         return Outcome(None, inputs, message.removeprefix(f"{path}: ").removeprefix("case.onnx: "))

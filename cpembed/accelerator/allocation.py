@@ -40,12 +40,7 @@ class Lifetime:
 
 
 def lifetimes(template: Template) -> dict[Key, Lifetime]:
-    """Return the lifetime of each buffer within a tile of the main statement's output.
-
-    Parameters
-    ----------
-    template : Template
-    """
+    """Return the lifetime of each buffer within a tile of the main statement's output."""
     return {spec.key: _lifetime(template, spec) for spec in template.buffers}
 
 
@@ -101,10 +96,6 @@ def moments(template: Template) -> dict[Key, range]:
     """Return the moments at which each buffer has rows of its own.
 
     A buffer that is written over another one has none while the other one is still needed.
-
-    Parameters
-    ----------
-    template : Template
     """
     lived = lifetimes(template)
     heirs = overwritten(template, lived)
@@ -132,10 +123,6 @@ def placed(needs: Sequence[Need]) -> list[int]:
     """Return a first row for each need, such that those of one moment have different rows.
 
     The largest are placed first, each as low as it can be.
-
-    Parameters
-    ----------
-    needs : sequence of Need
     """
     offsets: dict[int, int] = {}
     for number in sorted(range(len(needs)), key=lambda n: (-needs[n].rows, n)):

@@ -39,7 +39,6 @@ from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, problem_variants
 from cpembed.accelerator.program import MainTensor, Node, Program
 from cpembed.accelerator.reshaped import coarse_shape
-from cpembed.accelerator.row_placement import with_rows_ahead
 from cpembed.accelerator.selection import (
     Execution,
     Home,
@@ -47,6 +46,7 @@ from cpembed.accelerator.selection import (
     Selection,
     SelectionProblem,
     select,
+    with_rows_ahead,
 )
 from cpembed.accelerator.template import Template, exact_template, is_possible
 from cpembed.hw.isa import InstructionSet, Synchronization

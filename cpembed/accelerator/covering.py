@@ -77,11 +77,6 @@ def with_covered_statements(specification: Specification, machine: InstructionSe
     """Return a specification in which several instructions compute what no single one does.
 
     Statements that have no covering stay.
-
-    Parameters
-    ----------
-    specification : Specification
-    machine : InstructionSet
     """
 
     def cover(statement: Statement, _: Mapping[str, Array]) -> Rewriting | None:

@@ -198,8 +198,8 @@ def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
 
 def _most_rows(plans: Sequence[OperatorPlan]) -> dict[str, int]:
     """Return the most rows of each memory that a plan works in."""
-    memories = dict.fromkeys(name for plan in plans for name in plan.working_rows)
-    return {m: max(plan.working_rows.get(m, 0) for plan in plans) for m in memories}
+    memories = dict.fromkeys(name for plan in plans for name in plan.rows)
+    return {m: max(plan.rows.get(m, 0) for plan in plans) for m in memories}
 
 
 def _matches(plans: Sequence[OperatorPlan]) -> Iterator[Match]:

@@ -238,12 +238,7 @@ def _without_dimensions(computation: Computation, operand: str, dropped: list[in
 
 
 def constant_count(computation: Computation) -> int:
-    """Return the number of constants in the expression of a computation of one statement.
-
-    Parameters
-    ----------
-    computation : Computation
-    """
+    """Return the number of constants in the expression of a computation of one statement."""
     return sum(isinstance(node, Constant) for node in walk(computation.statement.value))
 
 

@@ -189,10 +189,6 @@ def extremum_from_copy(statement: Statement) -> Rewriting | None:
 
     ``O[i] max= X[f(i,k)]`` is ``O[i] = X[f(i,0)]`` and then ``O[i] max= X[f(i,k)]``: the element at
     ``k = 0`` is one of those that are compared, and counts once or twice alike.
-
-    Parameters
-    ----------
-    statement : Statement
     """
     computation = statement.computation
     assignment = computation.statement
@@ -346,10 +342,6 @@ def by_phases(statement: Statement) -> Rewriting | None:
     ``p + t r + a`` in one dimension is a multiple only for the points with ``p = s p' + f`` and
     ``r = g + (s / gcd(s, t)) r'`` that agree modulo s: for each f the g is unique below
     ``s / gcd(s, t)``, if there is one. All other points add a product with 0. Integers only.
-
-    Parameters
-    ----------
-    statement : Statement
     """
     computation = statement.computation
     spread = [o for o in computation.inputs if any(step > 1 for step in o.spread)]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from cpembed.accelerator.bounds import bounds
 from cpembed.accelerator.cost import ProgramCost, program_cost
@@ -57,19 +56,9 @@ class OperatorPlan:
         return self.cost.cycles
 
     @property
-    def bound_cycles(self) -> float:
-        """Bound of the cycles of every program with these matches."""
-        return self.cycles_bound
-
-    @property
     def is_proven(self) -> bool:
         """True if the estimate meets the bound of every program with these matches."""
         return self.cost.cycles <= self.cycles_bound * (1 + 1e-9)
-
-    @property
-    def working_rows(self) -> Mapping[str, int]:
-        """Rows that its buffers need of each memory, without those of tensors that stay there."""
-        return self.rows
 
     @property
     def capacity_bytes(self) -> int:
@@ -128,22 +117,6 @@ _SMALLER = 2
 """Maximum number of further plans that need fewer rows than the best."""
 
 
-def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
-    """Return plans of an operator, the fastest first, each of which needs fewer rows than the last.
-
-    Parameters
-    ----------
-    problem : OperatorProblem
-    machine : InstructionSet
-
-    Raises
-    ------
-    PlanningError
-        If the operator is rejected, with the reason and the remedy.
-    """
-    return _with_rows(problem, machine, _front)
-
-
 def operator_plan(
     problem: OperatorProblem, machine: InstructionSet, below: float = math.inf
 ) -> OperatorPlan | None:
@@ -161,13 +134,12 @@ def operator_plan(
     PlanningError
         If the operator is rejected, with the reason and the remedy.
     """
-    plan = _with_rows(problem, machine, lambda p, m: _VariantPlans.of_problem(p, m).best(below))
+    plan = _best_plan(problem, machine, below)
     if plan is None or not _is_short_of_rows(plan):
         return plan
-    shared = replace(problem, reuses_rows=True)
     try:
         # Larger tiles may be worth the waits for rows that other buffers had before.
-        alternative = _VariantPlans.of_problem(shared, machine).best(plan.cycles)
+        alternative = _reusing_plan(problem, machine, plan.cycles)
     except PlanningError:
         return plan
     return alternative if alternative is not None and alternative.is_better(plan) else plan
@@ -215,32 +187,27 @@ def check_addresses(template: Template) -> None:
     Lowering(template, smallest_tiling(template), checks_rows=False).program({})
 
 
-def _front(problem: OperatorProblem, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
-    """Return the fastest plan, and slower ones in fewer rows."""
-    plans = _VariantPlans.of_problem(problem, machine, has_smaller=True)
-    best = plans.best()
-    return (best, *plans.smaller(best)) if best is not None else ()
-
-
-_Result = TypeVar("_Result")
-
-
-def _with_rows(
-    problem: OperatorProblem,
-    machine: InstructionSet,
-    search: Callable[[OperatorProblem, InstructionSet], _Result],
-) -> _Result:
-    """Search plans whose buffers reuse rows where that is free, or where nothing else fits."""
+def _best_plan(
+    problem: OperatorProblem, machine: InstructionSet, below: float
+) -> OperatorPlan | None:
+    """Return the fastest plan, with rows reused where that is free, or where nothing else fits."""
     order = machine.synchronization
     if order is Synchronization.IN_ORDER:
         # No unit waits for another one there, so that rows are reused at no cost.
-        return search(replace(problem, reuses_rows=True), machine)
+        return _reusing_plan(problem, machine, below)
     try:
-        return search(problem, machine)
+        return _VariantPlans.of_problem(problem, machine).best(below)
     except CapacityError:
         if order is Synchronization.CHANNELS:
             raise
-        return search(replace(problem, reuses_rows=True), machine)
+        return _reusing_plan(problem, machine, below)
+
+
+def _reusing_plan(
+    problem: OperatorProblem, machine: InstructionSet, below: float
+) -> OperatorPlan | None:
+    """Return the fastest plan whose buffers reuse rows."""
+    return _VariantPlans.of_problem(replace(problem, reuses_rows=True), machine).best(below)
 
 
 class _VariantPlans:
@@ -259,9 +226,7 @@ class _VariantPlans:
         self.searches: dict[int, TilingSearch] = {}
 
     @classmethod
-    def of_problem(
-        cls, problem: OperatorProblem, machine: InstructionSet, *, has_smaller: bool = False
-    ) -> _VariantPlans:
+    def of_problem(cls, problem: OperatorProblem, machine: InstructionSet) -> _VariantPlans:
         """Return the plans of all variants of a problem that have a template."""
         refusal: PlanningError | None = None
         variants: list[tuple[tuple[float, float], int, Template]] = []
@@ -272,7 +237,7 @@ class _VariantPlans:
                 refusal = refusal or error
             else:
                 variants.append((bounds(template), number, template))
-        return cls(variants, refusal, has_smaller=has_smaller)
+        return cls(variants, refusal)
 
     def best(self, below: float = math.inf) -> OperatorPlan | None:
         """Return the fastest plan below a limit; None if there is none but above it."""

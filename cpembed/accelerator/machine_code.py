@@ -308,12 +308,7 @@ def _require_identifier(name: str, kind: str) -> None:
 
 
 def c_type(dtype: str) -> str:
-    """Return the type in C of a tensor's elements.
-
-    Parameters
-    ----------
-    dtype : str
-    """
+    """Return the type in C of a tensor's elements."""
     info = dtype_info(dtype)
     if info.is_integer:
         # Two values of four bits are a byte.

@@ -144,13 +144,7 @@ def _pads(computation: Computation, axis: str) -> bool:
 
 
 def sum_conditions(statement: Statement, instruction: IsaInstruction) -> tuple[str, ...]:
-    """Return what has to hold for the sums of an instruction to be those of the statement.
-
-    Parameters
-    ----------
-    statement : Statement
-    instruction : IsaInstruction
-    """
+    """Return what has to hold for the sums of an instruction to be those of the statement."""
     computation = statement.computation
     if computation.statement.reduction != "add" or not instruction.saturates:
         return ()

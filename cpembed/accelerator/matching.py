@@ -157,13 +157,7 @@ class Matching:
 
 
 def matches(statement: Statement, machine: InstructionSet) -> tuple[Match, ...]:
-    """Return the matches of :func:`match_statement`, in its order.
-
-    Parameters
-    ----------
-    statement : Statement
-    machine : InstructionSet
-    """
+    """Return the matches of :func:`match_statement`, in its order."""
     return match_statement(statement, machine).matches
 
 
@@ -250,10 +244,6 @@ def lane_mismatches(match: Match) -> int:
     """Count the operands whose neighbouring elements are none of the tensor's last dimension.
 
     Such operands need a layout, or a movement, of their own.
-
-    Parameters
-    ----------
-    match : Match
     """
     return sum(_has_other_lanes(match, name, access) for name, access in match.accesses.items())
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from cpembed.accelerator.instruction_forms import InstructionForm, instruction_forms
-from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, OperandPlace
+from cpembed.hw.isa import InstructionSet, IsaInstruction, OperandPlace
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import holds
 from cpembed.ir.expression import Access, Cast
@@ -110,21 +110,16 @@ class MoveChain:
 
 @lru_cache(maxsize=64)
 def moves(machine: InstructionSet) -> tuple[Move, ...]:
-    """Return all moves of a machine.
-
-    Parameters
-    ----------
-    machine : InstructionSet
-    """
+    """Return all moves of a machine."""
     return tuple(
         move
         for name in machine.instructions
         for form in instruction_forms(machine, name)
-        for move in _moves_of(form, machine)
+        for move in _moves_of(form)
     )
 
 
-def _moves_of(form: InstructionForm, machine: InstructionSet) -> Iterator[Move]:
+def _moves_of(form: InstructionForm) -> Iterator[Move]:
     computation = form.computation
     statement = computation.statement
     access = statement.value
@@ -158,12 +153,7 @@ def _moves_of(form: InstructionForm, machine: InstructionSet) -> Iterator[Move]:
 
 
 def is_plain(access: Access) -> bool:
-    """True if each dimension is indexed by one axis.
-
-    Parameters
-    ----------
-    access : Access
-    """
+    """True if each dimension is indexed by one axis."""
     return all(index.single_iterator is not None for index in access.index)
 
 
@@ -256,22 +246,3 @@ def move_chains(
         elif len(path) < _LONGEST_CHAIN:
             extend(cost, path, (last.target, last.target_dtype))
     return tuple(chains)
-
-
-def register_settings(machine: InstructionSet, register: str) -> tuple[IsaInstruction, ...]:
-    """Return the instructions that set a register from an immediate, the fewest cycles first.
-
-    Parameters
-    ----------
-    machine : InstructionSet
-    register : str
-        Name of a memory of kind register.
-    """
-    settings = [
-        instruction
-        for instruction in machine.instructions.values()
-        if instruction.is_configuration
-        and any(instruction.places[name].memory == register for name in instruction.outputs)
-        and all(instruction.places[name].memory == IMMEDIATE for name in instruction.inputs)
-    ]
-    return tuple(sorted(settings, key=lambda instruction: instruction.occupied_cycles({})))

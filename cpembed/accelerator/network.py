@@ -24,8 +24,13 @@ from cpembed.accelerator.division import Division, divided
 from cpembed.accelerator.form_choice import (
     FormChooser,
     LayoutKey,
+    Outcome,
+    PlannedForm,
     View,
+    disagreement,
+    keep_better,
     layout_key,
+    temporary_layouts,
 )
 from cpembed.accelerator.host import copy_cycles, copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plan
@@ -47,13 +52,6 @@ from cpembed.accelerator.operators.forms import (
     NoForm,
     OperatorForm,
     renamed_operands,
-)
-from cpembed.accelerator.planned_forms import (
-    Outcome,
-    PlannedForm,
-    disagreement,
-    keep_better,
-    temporary_layouts,
 )
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import MainTensor

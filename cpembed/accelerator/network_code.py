@@ -156,7 +156,7 @@ class _Writer:
         layout = MainTensor.dense(name, kind.shape, kind.dtype, "temporary")
         return _Place(pointer, view, layout, kind.shape)
 
-    def _place(self, name: str, view: GraphTensor, layout: MainTensor) -> _Place:
+    def _place(self, view: GraphTensor, layout: MainTensor) -> _Place:
         """Return a buffer that is not in the workspace yet."""
         types = self.network.graph.types
         shape = types[view.name].shape if view.name in types else view.shape
@@ -242,7 +242,7 @@ class _Writer:
                 key = f"{label}.{tensor}" if view is None else self._root(view.name)
                 shape = layout.shape
                 view = view or GraphTensor(key, tuple(range(len(shape))), shape)
-                place = self._place(tensor, view, layout)
+                place = self._place(view, layout)
                 if tensor in program.specification.inputs:
                     pointers.append(self._readable(key, place, f"{label} reads {view.name}"))
                 else:
@@ -299,7 +299,7 @@ class _Writer:
             key = f"{label}.{tensor}" if view is None else self._root(view.name)
             shape = operand.shape
             view = view or GraphTensor(key, tuple(range(len(shape))), shape)
-            place = self._place(tensor, view, layout)
+            place = self._place(view, layout)
             if tensor in specification.inputs:
                 pointers.append(self._readable(key, place, f"{label} reads {view.name}"))
             else:

@@ -266,13 +266,7 @@ class Program:
 
 
 def units_of(node: Node, machine: InstructionSet) -> Iterator[str]:
-    """Yield the unit of each instruction of a node, in the order of the text.
-
-    Parameters
-    ----------
-    node : Loop or Issue
-    machine : InstructionSet
-    """
+    """Yield the unit of each instruction of a node, in the order of the text."""
     if isinstance(node, Loop):
         for inner in node.body:
             yield from units_of(inner, machine)

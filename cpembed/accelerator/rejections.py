@@ -45,12 +45,7 @@ def other_operations(statement: Statement, form: InstructionForm) -> Rejection:
 
 
 def difference(left: Operations, right: Operations) -> int:
-    """Count the operations that one statement has more of than the other one; reductions count 3.
-
-    Parameters
-    ----------
-    left, right : Operations
-    """
+    """Count operations that one statement has more of than the other; reductions count 3."""
     counts = dict(left[1])
     for label, count in right[1]:
         counts[label] = counts.get(label, 0) - count

@@ -105,12 +105,7 @@ class FineDimension:
 
 
 def fine_dimensions(shape: Shape, fine: Shape) -> list[FineDimension]:
-    """Return the digit of a shape that each dimension of the fine shape is.
-
-    Parameters
-    ----------
-    shape, fine : tuple of int
-    """
+    """Return the digit of a shape that each dimension of the fine shape is."""
     inner = _inner_sizes(shape)[-2::-1]
     digits: list[FineDimension] = []
     for size, extent in zip(_inner_sizes(fine)[-2::-1], fine, strict=True):

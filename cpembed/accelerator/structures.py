@@ -109,10 +109,6 @@ def canonical_names(
 ) -> tuple[Computation, dict[str, str], dict[str, str]]:
     """Return a computation with names that equal computations share.
 
-    Parameters
-    ----------
-    computation : Computation
-
     Returns
     -------
     Computation

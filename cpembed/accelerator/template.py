@@ -20,7 +20,6 @@ from cpembed.accelerator.problem import (
     OperatorProblem,
     PlanningError,
     Step,
-    problem_variants,
     steps,
 )
 from cpembed.accelerator.specification import Statement
@@ -176,36 +175,8 @@ class Template:
         return self.steps[self.main]
 
 
-def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
-    """Return the template of an operator, or of the first of its variants that has one.
-
-    Parameters
-    ----------
-    problem : OperatorProblem
-    machine : InstructionSet
-
-    Raises
-    ------
-    PlanningError
-        If neither the problem nor a variant has a template, with the reason of the problem.
-    """
-    refusal: PlanningError | None = None
-    for variant in problem_variants(problem, is_possible):
-        try:
-            return exact_template(variant, machine)
-        except PlanningError as error:
-            refusal = refusal or error
-    raise refusal or PlanningError("rejected: the operator has no statements")
-
-
 def is_possible(statement: Statement, match: Match) -> bool:
-    """Return False for a match whose operands no layout suits.
-
-    Parameters
-    ----------
-    statement : Statement
-    match : Match
-    """
+    """Return False for a match whose operands no layout suits."""
     axes = {axis.name: axis.name for axis in statement.computation.axes}
     step = Step(0, statement, match, match.instruction, axes)
     try:
@@ -222,11 +193,6 @@ def is_possible(statement: Statement, match: Match) -> bool:
 
 def exact_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
     """Return the template of an operator with its matches as they are.
-
-    Parameters
-    ----------
-    problem : OperatorProblem
-    machine : InstructionSet
 
     Raises
     ------

@@ -376,7 +376,7 @@ def _nest(
         loop = next((x for x in copy_loops if x.dimension == dimension), None)
         offset, step = offsets.get(dimension, 0), 1 if walk is None else walk.step
         chunk = 1 if walk is None else walk.chunk
-        bounds = tuple(_steps(b + -offset, step, extents) for b in box_bounds)
+        bounds = tuple(_steps(b + -offset, step) for b in box_bounds)
         before = IndexExpr()
         if loop is not None:
             before = IndexExpr((IndexTerm(loop.name, -chunk),))
@@ -400,7 +400,7 @@ def _nest(
     return renamed(node, {loop.name: names.new("t") for loop in copy_loops})
 
 
-def _steps(size: IndexExpr, step: int, extents: Mapping[str, int]) -> IndexExpr:
+def _steps(size: IndexExpr, step: int) -> IndexExpr:
     """Return the number of steps in a range of a size."""
     if step == 1:
         return size

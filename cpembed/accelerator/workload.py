@@ -165,13 +165,7 @@ def workload_plans(
 
 
 def plan_document(plans: Sequence[OperatorPlan], machine: InstructionSet) -> dict[str, Any]:
-    """Return the costs of plans, one program after the other, for documents.
-
-    Parameters
-    ----------
-    plans : sequence of OperatorPlan
-    machine : InstructionSet
-    """
+    """Return the costs of plans, one program after the other, for documents."""
     table = energy_table(machine)
     levels: Counter[str] = Counter()
     moved: Counter[tuple[str, str]] = Counter()

@@ -29,7 +29,6 @@ from cpembed.embedding.result import (
     nothing_found,
 )
 from cpembed.embedding.search import search_pairing
-from cpembed.ir.computation import Operand
 from cpembed.ir.index import IndexExpr
 from cpembed.steps import PhaseProgress as Progress
 from cpembed.time_limit import Clock, OutOfTime, within
@@ -330,8 +329,8 @@ class Objective:
         self.data = sum(math.prod(operand.shape) for operand in tensors.values())
         # Ports of one tensor may share their elements: only tensors with one port count.
         names = [operand.tensor for operand, _ in self.operands]
-        self.single = [item for item in self.operands if names.count(item[0].tensor) == 1]
-        self.base = sum(self._least_elements(*item) for item in self.single)
+        self.single = [index for o, index in self.operands if names.count(o.tensor) == 1]
+        self.base = sum(self._least_elements(index) for index in self.single)
 
     def executions(self, option: DigitOption) -> int:
         """Return the logarithm of an axis's executions per iteration under a digit."""
@@ -351,12 +350,12 @@ class Objective:
         block = option.digit.count * option.digit.stride
         padding = -option.extent % block
         added = 0
-        for operand, index in self.single:
+        for index in self.single:
             if any(_follows(expression, axis) for expression in index):
-                added += self._least_elements(operand, index) * padding // option.extent
+                added += self._least_elements(index) * padding // option.extent
         return min(added, _LARGEST)
 
-    def _least_elements(self, operand: Operand, index: Sequence[IndexExpr]) -> int:
+    def _least_elements(self, index: Sequence[IndexExpr]) -> int:
         """Return a lower bound on the elements of a layout: each dimension's longest axis."""
         return math.prod(
             max((self.extents[axis] for axis in expression.iterators), default=1)

@@ -11,6 +11,7 @@ from typing import Any
 from cpembed.blocks import Displayed
 from cpembed.embedding.embedding import Embedding
 from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.index import row_major_strides
 from cpembed.provenance import Provenance
 from cpembed.transform.program import DerivedProgram
 from cpembed.wording import duration
@@ -306,7 +307,7 @@ def run_bytes(program: DerivedProgram, name: str) -> float | None:
     # An execution in the middle of the operand stands for all: padding cuts runs at the borders.
     middle = {d.name: d.extent // 2 for d in operand.dimensions if d.lane is None}
     shape = operand.original_shape
-    steps = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    steps = row_major_strides(shape)
     offsets: set[int] = set()
     for point in itertools.product(*(range(d.extent) for d in tiles)):
         values = {**middle, **{d.name: at for d, at in zip(tiles, point, strict=True)}}

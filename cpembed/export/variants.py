@@ -107,13 +107,6 @@ def ordered(features: Mapping[str, Collection[str]]) -> tuple[str, ...]:
     return names
 
 
-def in_order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
-    """Return variants in the order of :func:`ordered`, which raises the same errors."""
-    by_name = {variant.name: variant for variant in variants}
-    names = ordered({name: variant.program.features for name, variant in by_name.items()})
-    return tuple(by_name[name] for name in names)
-
-
 def write_variants(
     name: str,
     variants: Sequence[Variant],
@@ -130,7 +123,7 @@ def write_variants(
     name : str
         Name of the library.
     variants : sequence of Variant
-        Variants, as :func:`in_order` returns them.
+        Variants in the order of :func:`ordered`.
     folder : Path
         Folder of the library.
     contents : Contents

@@ -27,6 +27,7 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.index import row_major_strides
 
 Scaling = dict[str, Callable[[Array, Array], str]]
 """Rewriters of products with constant weights, by the product's result: each emits the product
@@ -256,14 +257,9 @@ class Emitter(ABC):
         # What the other axes add to an element's number is known now.
         rest = numbers_beside(axis, index_shape, shape)
         index = self.from_front(index, shape[axis])
-        number = add(mul(X, row_major_steps(shape)[axis]), Y)
+        number = add(mul(X, row_major_strides(shape)[axis]), Y)
         places = self.elementwise(number, index, self.tensor(rest))
         return self.flat_gather(x, places)
-
-
-def row_major_steps(shape: Sequence[int]) -> list[int]:
-    """Return the distance of neighbours along each axis, in elements."""
-    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
 
 
 def numbers_beside(axis: int, index_shape: Sequence[int], shape: Sequence[int]) -> Array:
@@ -279,7 +275,7 @@ def numbers_beside(axis: int, index_shape: Sequence[int], shape: Sequence[int]) 
     numbers = np.zeros(index_shape, np.int64)
     for k, coordinates in enumerate(np.indices(index_shape, sparse=True)):
         if k != axis:
-            numbers += coordinates * row_major_steps(shape)[k]
+            numbers += coordinates * row_major_strides(shape)[k]
     return numbers
 
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.emitter import Emitter, is_float, numbers_beside, row_major_steps
+from cpembed.frontends.emitter import Emitter, is_float, numbers_beside
 from cpembed.frontends.expressions import X, Y, Z, add, apply, differ, less, mul, sub, where
 from cpembed.frontends.products import Window
 from cpembed.graph.kinds import Input, Pad, Reduce, Scatter, Slice, Sort
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.index import row_major_strides
 
 
 def sorted_along(
@@ -93,7 +94,7 @@ def scattered_elements(
     if not math.prod(index_shape):
         return data
     index = call.from_front(index, shape[axis])
-    number = add(mul(X, row_major_steps(shape)[axis]), Y)
+    number = add(mul(X, row_major_strides(shape)[axis]), Y)
     rest = call.tensor(numbers_beside(axis, index_shape, shape))
     places = call.reshaped(call.elementwise(number, index, rest), (math.prod(index_shape),))
     flat = call.reshaped(data, (math.prod(shape),))
@@ -144,7 +145,7 @@ def row_number(call: Emitter, columns: Sequence[str], sizes: Sequence[int]) -> s
         For constant indices beyond their axis.
     """
     total = ""
-    for column, size, step in zip(columns, sizes, row_major_steps(sizes), strict=True):
+    for column, size, step in zip(columns, sizes, row_major_strides(sizes), strict=True):
         call.check_indices(column, size)
         index = call.from_front(column, size)
         if total:
@@ -267,7 +268,7 @@ def overlapped(
     places = np.zeros((*window.taps, *counts), np.int64)
     inside = np.ones(places.shape, np.bool_)
     rank = len(sizes)
-    for k, (size, step) in enumerate(zip(sizes, row_major_steps(sizes), strict=True)):
+    for k, (size, step) in enumerate(zip(sizes, row_major_strides(sizes), strict=True)):
         tap = np.arange(window.taps[k]).reshape(_along(k, window.taps) + [1] * rank)
         at = np.arange(counts[k]).reshape([1] * rank + _along(k, counts))
         place = at * window.strides[k] + tap * window.dilations[k] - window.before[k]

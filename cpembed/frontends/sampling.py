@@ -77,7 +77,7 @@ def neighbours(
     if mode != "cubic":
         places = call.elementwise(_padded(X, size, padding, aligned), places)
     if mode == "nearest":
-        return [_neighbour(call, call.elementwise(apply("round", X), places), size, padding)]
+        return [_neighbour(call, call.elementwise(apply("round", X), places), size)]
     low = call.elementwise(apply("floor", X), places)
     rest = call.elementwise(sub(X, Y), places, low)
     if mode == "linear":
@@ -91,12 +91,12 @@ def neighbours(
             # Each neighbour of a cubic is padded by itself.
             index = call.elementwise(_padded(X, size, padding, aligned), index)
         weighted = call.elementwise(weight, rest)
-        neighbour = _neighbour(call, index, size, padding)
+        neighbour = _neighbour(call, index, size)
         sides.append(Neighbour(neighbour.index, weighted, neighbour.inside))
     return sides
 
 
-def _neighbour(call: Composites, index: str, size: int, padding: str) -> Neighbour:
+def _neighbour(call: Composites, index: str, size: int) -> Neighbour:
     last = float(size - 1)
     inside = apply("and", apply("less_equal", 0.0, X), apply("less_equal", X, last))
     return Neighbour(

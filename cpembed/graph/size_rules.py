@@ -18,9 +18,8 @@ from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Input
 from cpembed.graph.kinds.base import Kind, axis_of
 from cpembed.graph.loop import Loop
-from cpembed.graph.loop_size_rules import loop_rule
 from cpembed.graph.size_relation import Axes, Comparison, Factor, Rule, SizeObstacle, require_same
-from cpembed.graph.special_size_rules import SPECIAL_RULES, largest, least
+from cpembed.graph.special_size_rules import SPECIAL_RULES, largest, least, loop_rule
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 

@@ -26,9 +26,9 @@ from cpembed.graph.kinds import (
 from cpembed.graph.kinds.attention import AXES
 from cpembed.graph.passes.attention_splitting import attention_products
 from cpembed.ir.computation import Computation
+from cpembed.ir.index import row_major_strides
 from cpembed.ir.parser import parse_computation
 from cpembed.network.attention_costs import AttentionCosts
-from cpembed.network.layout import row_major_strides
 from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators.attention import attention_plan
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
@@ -207,15 +207,35 @@ class AttentionChoice:
             for kind in (scaled, Softmax(3))
         )
         workloads = attention_products(self.kind, self.types)
-        specs = self.products.units.candidates([self.kind.factors] * 2)
-        bounds = [min((least_unit_us(s, w) for s in specs), default=0.0) for w in workloads]
-        if between + sum(bounds) >= limit:
-            return math.inf
-        kernels = [self.products.lookup(KernelRequest(w, None, False)) for w in workloads]
-        return between + sum(
-            math.inf if kernel is None else kernel.estimate_us(workload.macs, self.threads)
-            for kernel, workload in zip(kernels, workloads, strict=True)
-        )
+        return between + products_us(self.products, workloads, self.threads, limit - between)
+
+
+def products_us(
+    products: ProductKernels, workloads: Sequence[Computation], threads: int, limit: float
+) -> float:
+    """Estimate the time of products as operators of their own.
+
+    Parameters
+    ----------
+    products : ProductKernels
+    workloads : sequence of Computation
+    threads : int
+    limit : float
+        Time from which on no estimate is needed: where a lower bound reaches it, infinity is
+        returned, and no kernels are searched.
+    """
+
+    def least_us(workload: Computation) -> float:
+        specs = products.units.candidates([operand.dtype for operand in workload.inputs])
+        return min((least_unit_us(spec, workload) for spec in specs), default=0.0)
+
+    if sum(map(least_us, workloads)) >= limit:
+        return math.inf
+    kernels = [products.lookup(KernelRequest(w, None, False)) for w in workloads]
+    return sum(
+        math.inf if kernel is None else kernel.estimate_us(workload.macs, threads)
+        for kernel, workload in zip(kernels, workloads, strict=True)
+    )
 
 
 def tile_workloads(
@@ -262,12 +282,7 @@ def tile_workloads(
 
 
 def reads_once(tiles: Tiles) -> bool:
-    """Return True if each key is read by one block of rows, as when single tokens are decoded.
-
-    Parameters
-    ----------
-    tiles : Tiles
-    """
+    """Return True if each key is read by one block of rows, as when single tokens are decoded."""
     return tiles.blocks * (tiles.extents["g"] if tiles.row_axis == "s" else 1) == 1
 
 

@@ -31,8 +31,9 @@ from cpembed.codegen.recorded import Memory, RecordedCall, RecordedCalls, Record
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Product
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.index import row_major_strides
 from cpembed.ir.parser import parse_computation
-from cpembed.network.layout import Layout, row_major_strides
+from cpembed.network.layout import Layout
 from cpembed.network.physical_product import PhysicalProduct, physical_product
 from cpembed.network.product_kernel import ProductKernel, planned_product, recorded_kernel
 from cpembed.network.product_kernels import KernelRequest

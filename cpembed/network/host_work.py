@@ -21,9 +21,6 @@ from cpembed.network.operators.operation_counts import WIDTH
 from cpembed.targets.capabilities import AnyTarget, host_times
 from cpembed.targets.registry import native_targets, open_target
 
-HOST = "one thread of this processor"
-"""Host whose times are estimated."""
-
 
 @dataclass(frozen=True)
 class HostWork:
@@ -34,7 +31,7 @@ class HostWork:
     work : str
         What it is.
     us : float
-        Estimated microseconds of :data:`HOST`.
+        Estimated microseconds on one thread of this processor.
     """
 
     work: str

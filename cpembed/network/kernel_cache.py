@@ -125,13 +125,7 @@ def symbol_of(plan: KernelPlan, cache: Cache) -> str:
 
 @contextmanager
 def kernel_compiler(cache: Cache, progress: Progress) -> Generator[KernelCompiler]:
-    """Provide a compiler of kernels in several processes.
-
-    Parameters
-    ----------
-    cache : Cache
-    progress : Progress
-    """
+    """Provide a compiler of kernels in several processes."""
     with worker.open_calls(_object, cores()) as submit:
         yield KernelCompiler(cache, progress, submit)
 

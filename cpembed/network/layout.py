@@ -27,6 +27,7 @@ from cpembed.errors import LoweringError
 from cpembed.graph import kinds
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Product, TensorType
+from cpembed.ir.index import row_major_strides
 from cpembed.ir.polyhedral import same_map
 
 # Names of the axes of images by rank; channels are axis 1.
@@ -164,15 +165,6 @@ class Layout:
 
 # Networks have few distinct layouts, which are compared again and again.
 _same_map = cache(same_map)
-
-
-def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the distance between neighbours along each axis, in elements.
-
-    >>> row_major_strides((2, 3, 4))
-    (12, 4, 1)
-    """
-    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
 # Parts of the names of computations whose operands are images: channels, then spatial axes.

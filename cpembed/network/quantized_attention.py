@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +11,9 @@ from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Product, QuantizedAttention, TensorType
 from cpembed.graph.passes.quantized_attention import expressions_of_sums
 from cpembed.ir.computation import Computation
-from cpembed.network.attention import AttentionKernel, tile_products, tile_workloads
+from cpembed.ir.index import row_major_strides
+from cpembed.network.attention import AttentionKernel, products_us, tile_products, tile_workloads
 from cpembed.network.attention_costs import launched_us, tile_us
-from cpembed.network.layout import row_major_strides
 from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
 from cpembed.network.operators.attention_tiles import Tiles
 from cpembed.network.operators.emission import Operands
@@ -29,7 +28,6 @@ from cpembed.network.operators.work import vector_steps
 from cpembed.network.product_kernels import (
     KernelRequest,
     ProductKernels,
-    least_unit_us,
 )
 from cpembed.targets.capabilities import AnyTarget, host_times
 from cpembed.targets.registry import open_target
@@ -248,21 +246,7 @@ class QuantizedAttentionChoice:
             (result,) = kind.types(types)
             outputs = [PlacedTensor.plain(result)]
             between += estimate_operator_us(target, kind, tensors, outputs, self.threads)
-        units = self.products.units
-        bounds = [
-            min(
-                (least_unit_us(s, w) for s in units.candidates([o.dtype for o in w.inputs])),
-                default=0.0,
-            )
-            for w in workloads
-        ]
-        if between + sum(bounds) >= limit:
-            return math.inf
-        kernels = [self.products.lookup(KernelRequest(w, None, False)) for w in workloads]
-        return between + sum(
-            math.inf if kernel is None else kernel.estimate_us(workload.macs, self.threads)
-            for kernel, workload in zip(kernels, workloads, strict=True)
-        )
+        return between + products_us(self.products, workloads, self.threads, limit - between)
 
 
 def _letters(product: Product, letters: dict[str, str]) -> tuple[str, ...]:

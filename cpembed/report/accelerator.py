@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cpembed.accelerator.cost import POOR, peak_share, unfilled
 from cpembed.accelerator.energy import energy_table
-from cpembed.accelerator.occupancy import POOR, peak_share, unfilled
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.provenance import Provenance
 from cpembed.wording import count, duration, plural
@@ -70,12 +70,7 @@ def accelerator_report(document: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def workload_report(result: WorkloadRun) -> Iterator[Block]:
-    """Yield the programs of one workload with their costs.
-
-    Parameters
-    ----------
-    result : WorkloadRun
-    """
+    """Yield the programs of one workload with their costs."""
     machine = result.machine
     time = f"{duration(result.cycles / machine.clock_mhz)} at {machine.clock_mhz:,g} MHz"
     matches = [line for plan in result.plans for line in plan.problem.instruction_lines]

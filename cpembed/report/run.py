@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cpembed import wording
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
+from cpembed.codegen.packing import packed_before
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.plan import AnyTarget, Compared, MethodError, Substitution
@@ -19,6 +20,7 @@ from cpembed.report.messages import mapping_text, percent
 from cpembed.report.solve import Row, request_rows, search_text, solver_rows
 from cpembed.runtime.measurement.runner import NOISE, Quantiles, Timing
 from cpembed.targets.choice import Choice, ModelChoice
+from cpembed.transform.program import DerivedProgram
 from cpembed.wording import amount, data_size, duration
 
 if TYPE_CHECKING:
@@ -117,7 +119,8 @@ def substitution_rows(substitution: Substitution | None) -> list[Row]:
         # Both were estimated: the alternative is faster, not the only one that runs.
         if substitution.requested_cost is not None:
             slower = f"{amount(substitution.requested_cost, substitution.unit)} by estimate"
-            reason = f"{used}: {slower}, packing and unpacking included"
+            program = search.embeddings[0].program if search.embeddings else None
+            reason = f"{used}: {slower}{_counted_packing(program)}"
     return [("instead of", f"{search.target.name}, {reason}")]
 
 
@@ -145,13 +148,24 @@ def schedule_rows(
     if choice.model is not None and choice.scored is not None:
         first = solved.embeddings[0] if solved.embeddings else None
         is_product = method is not None and method.rewritten is not None
-        included = ", packing and unpacking included" if target.unit == "us" else ""
+        program = choice.ranked.program
+        included = _counted_packing(program) if target.unit == "us" else ""
         if is_product:
             included = " for a product, without the parts around it"
         time = f"{amount(choice.scored.cost, target.unit)} by estimate{included}"
         rows.append(("chosen", time + _comparison(target, choice.model, choice.scored.cost, first)))
         rows += _rejected_rows(choice.model, first)
     return rows
+
+
+def _counted_packing(program: DerivedProgram | None) -> str:
+    """Return which packing an estimate includes: not that of weights, which is done ahead."""
+    if program is None:
+        return ", packing and unpacking included"
+    names = (n for n in packed_before(program.workload) if n not in program.in_place)
+    ahead = next(names, None)
+    exception = "" if ahead is None else f", but for {ahead}, which is packed ahead"
+    return f", packing and unpacking included{exception}"
 
 
 def _rejected_rows(model: ModelChoice, first: RankedCandidate | None) -> list[Row]:

@@ -140,7 +140,7 @@ def test_a_scheduler_s_file_is_an_address_or_refused_in_one_line(tmp_path: Path)
 
 def test_tensors_beside_a_model_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    from cpembed.frontends.onnx import load
+    from cpembed.frontends import load_model
 
     helper = onnx.helper
     chance = random.Random(SEED)
@@ -170,7 +170,7 @@ def test_tensors_beside_a_model_are_read_or_refused_in_one_line(tmp_path: Path) 
         path = tmp_path / f"{number % 3}.onnx"
         path.write_bytes(model.SerializeToString())
         try:
-            load(path)
+            load_model(path)
             read += 1
         except CpembedError as error:
             refusals.append(str(error))
@@ -180,7 +180,7 @@ def test_tensors_beside_a_model_are_read_or_refused_in_one_line(tmp_path: Path) 
 
 def test_tensors_in_one_place_are_bounded_together(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    from cpembed.frontends.onnx import load
+    from cpembed.frontends import load_model
 
     helper, size = onnx.helper, 4 << 20
     (tmp_path / "weights.bin").write_bytes(bytes(4 * size))
@@ -197,4 +197,4 @@ def test_tensors_in_one_place_are_bounded_together(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     with pytest.raises(CpembedError, match="overlaps other tensors"):
-        load(path)
+        load_model(path)

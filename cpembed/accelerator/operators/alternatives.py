@@ -17,13 +17,14 @@ from cpembed.accelerator.lemmas import (
     sum_with_ones,
 )
 from cpembed.accelerator.matching import matches
-from cpembed.accelerator.operators.forms import OperatorForm
-from cpembed.accelerator.operators.narrow_stores import sums_as_bytes
+from cpembed.accelerator.moves import moves
+from cpembed.accelerator.operators.forms import OperatorForm, renamed_operands
 from cpembed.accelerator.operators.views import flattened, squeezed, with_forward_constants
 from cpembed.accelerator.specification import Array, Statement
 from cpembed.hw.isa import InstructionSet
-from cpembed.ir.computation import AxisKind
+from cpembed.ir.computation import AxisKind, Operand
 from cpembed.ir.expression import Operation
+from cpembed.ir.parser import parse_computation
 
 
 def alternatives(form: OperatorForm, machine: InstructionSet) -> Iterator[OperatorForm]:
@@ -79,12 +80,7 @@ def _in_products(form: OperatorForm, machine: InstructionSet) -> Iterator[Operat
 
 
 def product_lanes(machine: InstructionSet) -> tuple[int, ...]:
-    """Return the channels that each product of a machine reads and writes at once.
-
-    Parameters
-    ----------
-    machine : InstructionSet
-    """
+    """Return the channels that each product of a machine reads and writes at once."""
     lanes: set[int] = set()
     for instruction in machine.instructions.values():
         computation = instruction.computation
@@ -134,11 +130,6 @@ def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[Ope
 
     A form that can overflow follows one that cannot. Where every form has a statement that no
     instruction matches, such statements are covered by several instructions.
-
-    Parameters
-    ----------
-    forms : iterable of OperatorForm
-    machine : InstructionSet
     """
     every = list(forms)
     if all(_effort(form, machine)[0] for form in every):
@@ -156,3 +147,79 @@ def _effort(form: OperatorForm, machine: InstructionSet) -> tuple[int, bool, flo
         unmatched += not candidates
         cycles += candidates[0].cycles if candidates else 0.0
     return unmatched, "overflow" in form.specification.deviation, cycles
+
+
+# -- narrow stores ---------------------------------------------------------------------------------
+
+_BYTES = 4
+
+
+def sums_as_bytes(form: OperatorForm, machine: InstructionSet) -> OperatorForm | None:
+    """Return a form that stores each byte of its sums, from which the host composes them.
+
+    The last statement reads the composed sums. Nothing is rounded: a store that cuts off upper bits
+    keeps the bits of the sum, shifted by eight for each byte.
+
+    Returns
+    -------
+    OperatorForm or None
+        None where the machine stores numbers of 32 bits, or the last statement reads no sums.
+    """
+    if any(m.target == machine.main.name and m.source_dtype == "int32" for m in moves(machine)):
+        return None
+    *before, last = form.specification.statements
+    sums = [
+        s.output
+        for s in before
+        if s.computation.statement.reduction == "add" and s.output.dtype == "int32"
+    ]
+    read = next((o for o in last.reads if any(o.tensor == s.tensor for s in sums)), None)
+    if read is None or not read.shape:
+        return None
+    composed = f"{read.tensor}.composed"
+    statements = [*before, *_bytes_of(read, composed)]
+    names = {read.name: composed}
+    statements.append(replace(last, computation=renamed_operands(last.computation, names)))
+    specification = replace(
+        form.specification,
+        name=f"{form.specification.name}, sums stored as bytes",
+        statements=tuple(statements),
+    )
+    return OperatorForm(specification, form.tensors)
+
+
+def _bytes_of(sums: Operand, composed: str) -> list[Statement]:
+    """Return the statements that store the bytes of sums, and the one that composes them."""
+    extents = {f"i{k}": size for k, size in enumerate(sums.shape)}
+    index = ",".join(extents)
+
+    def statement(text: str, operands: dict[str, tuple[str, str]]) -> Statement:
+        computation = parse_computation(
+            text,
+            extents,
+            name="bytes of sums",
+            dtypes={placeholder: dtype for placeholder, (_, dtype) in operands.items()},
+            shapes=dict.fromkeys(operands, sums.shape),
+        )
+        names = {placeholder: tensor for placeholder, (tensor, _) in operands.items()}
+        return Statement(renamed_operands(computation, names))
+
+    # All shifts come before all stores, so that two units take turns once.
+    shifts: list[Statement] = []
+    stores: list[Statement] = []
+    parts: dict[str, tuple[str, str]] = {}
+    for byte in range(_BYTES):
+        source = sums.tensor, "int32"
+        if byte:
+            shifted = f"{sums.tensor}.shifted{byte}", "int32"
+            text = f"T[{index}] = S[{index}] >> {8 * byte}"
+            shifts.append(statement(text, {"T": shifted, "S": source}))
+            source = shifted
+        parts[f"B{byte}"] = f"{sums.tensor}.byte{byte}", "int8"
+        text = f"B{byte}[{index}] = cast(S[{index}], int8)"
+        stores.append(statement(text, {f"B{byte}": parts[f"B{byte}"], "S": source}))
+    value = f"B{_BYTES - 1}[{index}]"
+    for byte in reversed(range(_BYTES - 1)):
+        value = f"({value} * 256 + cast(B{byte}[{index}], uint8))"
+    composition = statement(f"T[{index}] = {value}", {"T": (composed, "int32"), **parts})
+    return [*shifts, *stores, composition]

@@ -301,8 +301,8 @@ def table_forms(operator: Operator, graph: Graph) -> Forms:
     points = np.arange(first, first + 256)
     entries = np.asarray(kind.entries, kind.dtype)
     texts = list(_scaled_texts(points, entries, kind.dtype))
-    forms = [_tabulated(operator, graph, kind.dtype, text) for text in texts]
-    forms += [_through_sums(operator, graph, kind.dtype, text) for text in texts]
+    forms = [_tabulated(operator, graph, text) for text in texts]
+    forms += [_through_sums(operator, graph, text) for text in texts]
     expressed = _expressed(operator, graph, kind, points)
     if expressed is not None:
         forms.append(expressed)
@@ -330,10 +330,10 @@ def _expressed(operator: Operator, graph: Graph, kind: Table, points: Array) -> 
     distance = int(np.abs(values - np.asarray(kind.entries, np.int64)).max())
     if distance > 1:
         return None
-    return _tabulated(operator, graph, kind.dtype, text, "at most 1 quantum" if distance else "")
+    return _tabulated(operator, graph, text, "at most 1 quantum" if distance else "")
 
 
-def _through_sums(operator: Operator, graph: Graph, dtype: str, text: str) -> OperatorForm:
+def _through_sums(operator: Operator, graph: Graph, text: str) -> OperatorForm:
     """Return the form in which an accumulator holds the bytes, for stores that scale sums."""
     builder = FormBuilder(operator, graph)
     output, extents = _output(builder, operator, graph)
@@ -345,9 +345,7 @@ def _through_sums(operator: Operator, graph: Graph, dtype: str, text: str) -> Op
     return builder.form("through sums")
 
 
-def _tabulated(
-    operator: Operator, graph: Graph, dtype: str, text: str, deviation: str = ""
-) -> OperatorForm:
+def _tabulated(operator: Operator, graph: Graph, text: str, deviation: str = "") -> OperatorForm:
     builder = FormBuilder(operator, graph)
     output, extents = _output(builder, operator, graph)
     names = {"Y": output}

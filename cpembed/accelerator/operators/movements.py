@@ -28,11 +28,6 @@ def is_view(operator: Operator, graph: Graph) -> bool:
     """True if an operator's result has its input's elements in the same order.
 
     Both are row-major in the order of :func:`dimension_order`.
-
-    Parameters
-    ----------
-    operator : Operator
-    graph : Graph
     """
     if not isinstance(operator.kind, Reshape | Transpose) or graph.is_constant(operator.inputs[0]):
         return False

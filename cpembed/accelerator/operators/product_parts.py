@@ -242,22 +242,12 @@ def bounded(value: str, low: int, high: int, dtype: str) -> str:
 
 
 def integer_text(value: int) -> str:
-    """Return the text of an integer in the expression language.
-
-    Parameters
-    ----------
-    value : int
-    """
+    """Return the text of an integer in the expression language."""
     return str(value) if value >= 0 else f"(0 - {-value})"
 
 
 def residual_tensor(parts: ProductParts) -> str:
-    """Add the residual to a form; return its name.
-
-    Parameters
-    ----------
-    parts : ProductParts
-    """
+    """Add the residual to a form; return its name."""
     builder = parts.builder
     name = builder.operator.inputs[2 + len(parts.kind.vectors)]
     shape = tuple(parts.extents.values())

@@ -51,13 +51,7 @@ def pool_forms(operator: Operator, graph: Graph) -> Forms:
 
 
 def is_never_negative(name: str, graph: Graph) -> bool:
-    """True if no element of a tensor is negative, as far as the operator that writes it says.
-
-    Parameters
-    ----------
-    name : str
-    graph : Graph
-    """
+    """True if no element of a tensor is negative, as far as the operator that writes it says."""
     if graph.types[name].dtype.startswith("uint"):
         return True
     producer = graph.producers.get(name)

@@ -77,10 +77,6 @@ def squeezed(form: OperatorForm) -> OperatorForm:
     """Return a form without axes of one point, and without dimensions of one element.
 
     Each statement keeps its value at every point: the only value of such an axis is 0.
-
-    Parameters
-    ----------
-    form : OperatorForm
     """
     specification = form.specification
     computations = [statement.computation for statement in specification.statements]

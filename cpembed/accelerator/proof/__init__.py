@@ -40,7 +40,7 @@ rounding of their additions (the result's ``assumptions`` say so); all else is e
 6. *outputs*: in the end every element of every output lies in its place, complete.
 7. *order*: conflicting accesses are executed in the order of the text. Machines that execute in
    order, or whose hardware interlocks conflicting accesses, guarantee it; with channels it is shown
-   that signals order each pair (:mod:`~cpembed.accelerator.proof.channels`).
+   that signals order each pair (:mod:`~cpembed.accelerator.proof.enumerated`).
 
 **Why they imply the theorem.** By 7, each read yields what the last write before it, in the order
 of the text, has left, whatever else the machine may reorder. By induction over that order every

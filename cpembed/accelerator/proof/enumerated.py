@@ -10,15 +10,17 @@ small enough to be enumerated.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.accelerator.program import ZERO, MainTensor, Program
 from cpembed.accelerator.proof.chains import GENERATION, Chains
-from cpembed.accelerator.proof.channels import Accesses, Clocks
 from cpembed.accelerator.proof.execution import Execution
 from cpembed.accelerator.proof.instances import (
     Instances,
@@ -32,7 +34,7 @@ from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.steps import Step, step
 from cpembed.accelerator.proof.tags import FIRST_ELEMENT, UNCLAIMED, UNWRITTEN, Tags
 from cpembed.accelerator.proof.tensors import Tensors
-from cpembed.hw.isa import MemoryKind, Synchronization
+from cpembed.hw.isa import InstructionSet, MemoryKind, Synchronization
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.expression import Access
 from cpembed.time_limit import check_time
@@ -288,3 +290,104 @@ def element_numbers(tensor: MainTensor) -> Integers:
     """Return the row-major number of the element at each place of a buffer; -1 in margins."""
     numbers = np.arange(math.prod(tensor.shape), dtype=np.int64)
     return replace(tensor, dtype="int64", fill=-1).buffer(numbers)
+
+
+# -- channels --------------------------------------------------------------------------------------
+
+
+class Clocks:
+    """The clock of each unit while the text is read."""
+
+    def __init__(self, machine: InstructionSet) -> None:
+        self._channels = {channel.name: channel for channel in machine.channels}
+        self._numbers = {unit: number for number, unit in enumerate(machine.units)}
+        self._clocks = np.zeros((len(machine.units), len(machine.units)), np.int64)
+        self._signals: dict[str, deque[Integers]] = {c: deque() for c in self._channels}
+
+    def begin(self, unit: str, waits: Sequence[str], place: str) -> tuple[int, Integers]:
+        """Begin an execution.
+
+        Parameters
+        ----------
+        unit : str
+            Unit that executes it.
+        waits : sequence of str
+            Channels of which it takes a signal each.
+        place : str
+            Description of the execution, for the message.
+
+        Returns
+        -------
+        tuple of (int, ndarray)
+            The unit's number, and the clock of the execution; its own number is the unit's entry.
+
+        Raises
+        ------
+        ObligationError
+            If it waits for a signal that no earlier execution sends.
+        """
+        number = self._numbers[unit]
+        clock = self._clocks[number]
+        for name in waits:
+            channel = self._channel(name, place)
+            if channel.receiver != unit:
+                raise ObligationError(f"{place}: unit {unit} cannot wait on channel {name}")
+            if not self._signals[name]:
+                raise ObligationError(
+                    f"{place} waits on {name}, on which nothing before it signals"
+                )
+            np.maximum(clock, self._signals[name].popleft(), out=clock)
+        clock[number] += 1
+        return number, clock.copy()
+
+    def end(self, unit: str, clock: Integers, signals: Sequence[str], place: str) -> None:
+        """End an execution, which sends its signals."""
+        for name in signals:
+            channel = self._channel(name, place)
+            if channel.sender != unit:
+                raise ObligationError(f"{place}: unit {unit} cannot signal on channel {name}")
+            if len(self._signals[name]) >= channel.depth:
+                raise ObligationError(
+                    f"{place} signals on {name}, which holds {channel.depth} signals: "
+                    "its receiver has to take one before"
+                )
+            self._signals[name].append(clock)
+
+    def _channel(self, name: str, place: str) -> Any:
+        if name not in self._channels:
+            raise ObligationError(f"{place}: {name} is no channel of the machine")
+        return self._channels[name]
+
+
+class Accesses:
+    """The last accesses of each place of a memory, by unit."""
+
+    def __init__(self, places: int, units: int) -> None:
+        # Column u is the number of the last read (write) by unit u; 0 if there was none.
+        self._reads = np.zeros((places, units), np.int32)
+        self._writes = np.zeros((places, units), np.int32)
+
+    def read(self, places: Integers, unit: int, clock: Integers) -> int | None:
+        """Record a read; return a place whose last write does not happen before it."""
+        conflict = _unordered(self._writes, places, unit, clock)
+        self._reads[places, unit] = clock[unit]
+        return conflict
+
+    def write(self, places: Integers, unit: int, clock: Integers) -> int | None:
+        """Record a write; return a place with an access that does not happen before it."""
+        conflict = _unordered(self._writes, places, unit, clock)
+        if conflict is None:
+            conflict = _unordered(self._reads, places, unit, clock)
+        self._writes[places, unit] = clock[unit]
+        return conflict
+
+
+def _unordered(
+    accesses: NDArray[np.int32], places: Integers, unit: int, clock: Integers
+) -> int | None:
+    late = accesses[places] > clock
+    # A unit executes in order: only others can be late.
+    late[..., unit] = False
+    if not late.any():
+        return None
+    return int(places.reshape(-1)[int(np.flatnonzero(late.any(axis=-1).reshape(-1))[0])])

@@ -162,7 +162,7 @@ def _computing(facts: IssueFacts, forms: Forms, constants: Mapping[Access, Numbe
     if performed is not None and performed != reduction:
         raise ObligationError(f"{facts.text} reduces by {performed}, and {computation} does not")
     if performed is None and reduction is not None:
-        continued = _separate(facts, forms, value, required)
+        continued = _separate(facts, value, required)
         if continued is not None:
             previous, pairs, is_identical = continued
             return Step(Role.CONTINUE, meaning.statement, pairs, previous, is_identical and stored)
@@ -236,7 +236,7 @@ def _fits(bounds: tuple[int, int], dtype: str) -> bool:
 
 
 def _separate(
-    facts: IssueFacts, forms: Forms, value: Expression, required: Expression
+    facts: IssueFacts, value: Expression, required: Expression
 ) -> tuple[Access, tuple[Pair, ...], bool] | None:
     """Separate ``previous (op) value`` into the read of a partial result and what is added."""
     meaning = facts.issue.meaning

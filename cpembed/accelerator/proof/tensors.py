@@ -156,13 +156,13 @@ class Tensors:
 
     def level_before(self, number: int, tensor: str) -> Levels:
         """Return the level of a complete tensor as a statement reads it."""
-        return self._level(tensor, [n for n in self.writers.get(tensor, []) if n < number])
+        return self._level([n for n in self.writers.get(tensor, []) if n < number])
 
     def final_level(self, tensor: str) -> Levels:
         """Return the level of a tensor that all statements have written."""
-        return self._level(tensor, self.writers.get(tensor, []))
+        return self._level(self.writers.get(tensor, []))
 
-    def _level(self, tensor: str, numbers: list[int]) -> Levels:
+    def _level(self, numbers: list[int]) -> Levels:
         level: Levels = 0
         for number in numbers:
             level = level + self.points_per_element(number)

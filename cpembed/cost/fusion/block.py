@@ -233,7 +233,7 @@ class Block:
         number = self.producers.get(name, self.readers.get(name, (0,))[0])
         tensor = self.operators[number].tensor(name)
         assert tensor is not None
-        return tensor_bytes(self.operators[number], number, tensor, extents)
+        return tensor_bytes(number, tensor, extents)
 
     def joint_axes(self, first: int, last: int) -> list[frozenset[OperatorAxis]]:
         """Return the sets of axes along which consecutive operators can be tiled jointly.
@@ -290,17 +290,13 @@ class Block:
         return list(dict.fromkeys(names))
 
 
-def tensor_bytes(
-    operator: BlockOperator, number: int, tensor: BlockTensor, extents: Extents
-) -> float:
+def tensor_bytes(number: int, tensor: BlockTensor, extents: Extents) -> float:
     """Return the bytes of a tensor that a tile of an operator touches, at most.
 
     Parameters
     ----------
-    operator : BlockOperator
-        Operator with the tensor.
     number : int
-        Its place in the block.
+        Place of the operator in the block.
     tensor : BlockTensor
         Tensor of the operator.
     extents : mapping of (int, str) to int

@@ -245,7 +245,7 @@ class OperatorCosts:
         sizes = tuple(extents[number, axis] for axis in operator.axes)
         mine = frozenset(t.name for t in operator.tensors if t.name in resident)
         footprint = sum(
-            tensor_bytes(operator, number, tensor, extents)
+            tensor_bytes(number, tensor, extents)
             for tensor in operator.tensors
             if tensor.name not in mine
         )
@@ -274,7 +274,7 @@ class OperatorCosts:
             use = self._inside(nest, operator)
             for tensor in operator.tensors:
                 if tensor.name not in resident:
-                    size = tensor_bytes(operator, number, tensor, extents)
+                    size = tensor_bytes(number, tensor, extents)
                     use += self._streamed(number, size, is_output=tensor.is_output)
             return use
         try:

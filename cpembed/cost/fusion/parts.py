@@ -119,11 +119,7 @@ class PartSearch:
             numbers = range(begin, end + 1) if not value else range(0)
             for number in numbers:
                 inside = self._internal(part, number) | live | tiles.stationary
-                room = (
-                    free
-                    - self._stationary_bytes(part, tiles)
-                    - self._live_bytes(part, number, tiles)
-                )
+                room = free - self._stationary_bytes(tiles) - self._live_bytes(part, number, tiles)
                 value += self._operator(number, part, tiles, inside, room)
                 if value >= min(limit, best[0]):
                     break
@@ -158,7 +154,7 @@ class PartSearch:
         names = self._internal(part, number)
         return sum(self.block.tensor_bytes(name, tiles.extents) for name in names)
 
-    def _stationary_bytes(self, part: _Part, tiles: _Tiles) -> float:
+    def _stationary_bytes(self, tiles: _Tiles) -> float:
         """Return the bytes of tensors that stay on chip in the inner loop."""
         extents = {**self.block.extents, **dict.fromkeys(tiles.axes[0], tiles.sizes[0])}
         return sum(self.block.tensor_bytes(name, extents) for name in tiles.stationary)
@@ -238,12 +234,12 @@ class PartSearch:
                 ):
                     stationary.add(name)
         tiles = _Tiles(axes, sizes, counts, extents, frozenset(stationary))
-        room = part.free - self._stationary_bytes(part, tiles)
+        room = part.free - self._stationary_bytes(tiles)
         for number in range(part.begin, part.end + 1):
             needed = self._live_bytes(part, number, tiles)
             inside = self._internal(part, number) | part.live | tiles.stationary
             streams = sum(
-                tensor_bytes(block.operators[number], number, tensor, extents)
+                tensor_bytes(number, tensor, extents)
                 for tensor in block.operators[number].tensors
                 if tensor.name not in inside
             )
@@ -288,7 +284,7 @@ class PartSearch:
         for tensor in operator.tensors:
             if tensor.name in inside:
                 continue
-            size = tensor_bytes(operator, number, tensor, tiles.extents) * count
+            size = tensor_bytes(number, tensor, tiles.extents) * count
             use += self.costs.transfer(number, size, is_output=tensor.is_output)
         return self.costs.rank(
             number, self.costs.inside_bound(number, tiles.extents).times(count) + use

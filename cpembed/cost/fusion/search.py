@@ -81,10 +81,6 @@ class FusedBlock:
         return max(0.0, 1.0 - self.bound / self.cost) if self.cost > 0 else 0.0
 
 
-_Prefix = tuple[float, tuple[Part, ...], tuple[frozenset[str], ...]]
-"""Estimate of the first parts of a schedule, these parts, and the tensors on chip during each."""
-
-
 def fuse(
     block: Block,
     objective: Objective = Objective.CYCLES,

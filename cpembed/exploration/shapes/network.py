@@ -22,7 +22,7 @@ from cpembed.graph.kinds import (
 )
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.index import IndexExpr
+from cpembed.ir.index import IndexExpr, row_major_strides
 from cpembed.transform.program import PackedOperand
 
 _IMAGES = {4: "NCHW", 5: "NCDHW"}
@@ -217,7 +217,7 @@ def _reshaped(
     """
     # Row-major: a part is a distance and an extent in elements of the flat tensor, which is cut
     # anew at the strides of the other shape.
-    strides, targets = _strides(before), _strides(shape)
+    strides, targets = row_major_strides(before), row_major_strides(shape)
     reshaped: list[Part] = []
     for part in parts:
         step, extent = part.step * strides[part.axis], part.extent
@@ -236,10 +236,6 @@ def _reshaped(
             extent, step = -(-extent // size), step * size
         reshaped += pieces[::-1]
     return reshaped
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _are_digits(parts: Sequence[Part], shape: Sequence[int]) -> bool:

@@ -16,42 +16,10 @@ from cpembed.frontends import Fallback
 from cpembed.frontends.torch.compile_summary import summary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from cpembed.frontends.open_sizes import OpenModel
     from cpembed.graph.graph import Graph
 
-__all__ = ["from_exported", "load", "open_model", "summary"]
-
-
-def load(
-    path: Path | str,
-    *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    outputs: Sequence[str] = (),
-    fallback: Fallback = None,
-) -> Graph:
-    """Read the network of a file that ``torch.export.save`` wrote (``.pt2``).
-
-    Parameters
-    ----------
-    path : Path or str
-        The file.
-    shapes : mapping, optional
-        Shapes of inputs whose sizes the program leaves open (``torch.export.Dim``), by their names.
-    outputs : sequence of str, default those of the program
-        Tensors to compute, by the names of their nodes.
-    fallback : str, optional
-        ``torch``, to let PyTorch compute operators that are not read.
-
-    Raises
-    ------
-    BackendUnavailable
-        Without PyTorch.
-    ModelError
-        For a file or an operator that cannot be read, and for open sizes.
-    """
-    return open_model(Path(path), outputs, fallback).fixed(shapes or {})
+__all__ = ["from_exported", "open_model", "summary"]
 
 
 def open_model(path: Path, outputs: Sequence[str] = (), fallback: Fallback = None) -> OpenModel:
@@ -60,7 +28,7 @@ def open_model(path: Path, outputs: Sequence[str] = (), fallback: Fallback = Non
     Parameters
     ----------
     path, outputs, fallback
-        As for :func:`load`.
+        As for :func:`cpembed.frontends.load_model`.
 
     Raises
     ------

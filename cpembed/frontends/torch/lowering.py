@@ -49,7 +49,7 @@ def open_model(path: Path, *, outputs: Sequence[str] = (), fallback: Fallback = 
     Parameters
     ----------
     path, outputs, fallback
-        As :func:`cpembed.frontends.torch.load` has them.
+        As :func:`cpembed.frontends.load_model` has them.
 
     Raises
     ------

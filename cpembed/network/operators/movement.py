@@ -32,8 +32,8 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.kinds.base import Array, Kind, axis_of
-from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.network.layout import Layout, row_major_strides
+from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
+from cpembed.network.layout import Layout
 from cpembed.network.operators.elementwise import broadcast_index
 from cpembed.network.operators.emission import Kernel, Operands
 from cpembed.network.operators.nest import (

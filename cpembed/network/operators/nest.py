@@ -16,8 +16,8 @@ import numpy as np
 from cpembed.codegen.values import storage_type
 from cpembed.errors import TransformError
 from cpembed.graph.kinds.base import TensorType
-from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.network.layout import Layout, row_major_strides
+from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
+from cpembed.network.layout import Layout
 from cpembed.transform.index_algebra import divide, simplify
 
 

@@ -24,7 +24,7 @@ from cpembed.codegen.values import (
 )
 from cpembed.graph.kinds import Elementwise, QuantizedAttention
 from cpembed.graph.passes.quantized_attention import expressions_of_sums
-from cpembed.network.layout import row_major_strides
+from cpembed.ir.index import row_major_strides
 from cpembed.network.operators.attention_softmax import (
     LOWEST,
     MAXIMUM_LANES,

@@ -18,7 +18,7 @@ from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import per_byte, size_bytes
 from cpembed.ir.expression import Cast, Expression, Operation
-from cpembed.ir.index import IndexExpr
+from cpembed.ir.index import IndexExpr, row_major_strides
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.transform.program import DerivedProgram
 
@@ -99,7 +99,7 @@ class Operand:
     def strides(self) -> tuple[int, ...]:
         """Bytes between neighbours along each dimension."""
         sizes = self.shape
-        return tuple(self.element_bytes * math.prod(sizes[k + 1 :]) for k in range(len(sizes)))
+        return tuple(self.element_bytes * step for step in row_major_strides(sizes))
 
 
 @dataclass(frozen=True, kw_only=True)

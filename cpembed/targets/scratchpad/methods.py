@@ -16,6 +16,7 @@ import numpy as np
 
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.index import row_major_strides
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.methods import MethodPlan, Methods
@@ -274,13 +275,8 @@ def _loop_dimension(size: int, loop: str) -> Dimension:
     return Dimension(size, (0, {loop: 1}), (0, {loop: 1}))
 
 
-def _strides(sizes: Sequence[int]) -> list[int]:
-    """Return the row-major strides of an array."""
-    return [math.prod(sizes[n + 1 :]) for n in range(len(sizes))]
-
-
 def _factors(letter: str, counts: Sequence[int], each: int) -> dict[str, int]:
-    return {f"{letter}{n}": each * stride for n, stride in enumerate(_strides(counts))}
+    return {f"{letter}{n}": each * stride for n, stride in enumerate(row_major_strides(counts))}
 
 
 def _input_part(method: Winograd) -> Part:
@@ -306,7 +302,9 @@ def _input_part(method: Winograd) -> Part:
         target=target,
         transforms=tuple(Transform(f"input{n}", t.form.input) for n, t in enumerate(tilings)),
         nest=tuple((window, 1) for window in windows),
-        into=tuple((0, step) for step in _strides([t.form.multiplications for t in tilings])),
+        into=tuple(
+            (0, step) for step in row_major_strides([t.form.multiplications for t in tilings])
+        ),
         walks={
             f"t{arrays.last}": ((windows[-1], tilings[-1].form.outputs), (x, 1)),
             "c": ((arrays.dimension_of(image, "c"), 1), (c, 1)),
@@ -355,7 +353,9 @@ def _output_part(method: Winograd) -> Part:
         source=source,
         target=arrays.places(output, ends),
         transforms=tuple(Transform(f"output{n}", t.form.output) for n, t in enumerate(tilings)),
-        nest=tuple((0, step) for step in _strides([t.form.multiplications for t in tilings])),
+        nest=tuple(
+            (0, step) for step in row_major_strides([t.form.multiplications for t in tilings])
+        ),
         into=tuple((window, 1) for window in windows),
         walks={
             f"t{arrays.last}": ((x, 1), (windows[-1], sizes[-1])),
@@ -397,7 +397,7 @@ def _window_part(method: Im2col) -> Part:
         target=target,
         transforms=tuple(Transform(f"window{n}", _identity(w.taps)) for n, w in enumerate(windows)),
         nest=tuple((d, w.dilation) for d, w in zip(dimensions, windows, strict=True)),
-        into=tuple((into, step) for step in _strides(taps)),
+        into=tuple((into, step) for step in row_major_strides(taps)),
         walks={
             f"t{arrays.last}": ((dimensions[-1], windows[-1].stride), (x, 1)),
             "c": ((arrays.dimension_of(image, "c"), 1), (c, 1)),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cpembed.errors import LoweringError
+from cpembed.ir.index import row_major_strides
 from cpembed.targets.scratchpad.boxes import Box, BoxDimension, Operand
 from cpembed.targets.scratchpad.emit import as_text, boxes_text
 from cpembed.targets.scratchpad.machine import VECTOR_BYTES, ScratchpadMachine
@@ -341,7 +342,7 @@ def _transform_calls(part: Part) -> Iterator[str]:
             target_steps = [f"{reach} * t{dimension}" for dimension, reach in part.into]
         else:
             target = f"made{number}"
-            target_steps = [str(math.prod(sizes[n + 1 :])) for n in range(len(sizes))]
+            target_steps = [str(step) for step in row_major_strides(sizes)]
             yield f"    {_C_TYPE} {target}[{math.prod(sizes)}];"
         loops, inputs, results = "", [source], [target]
         for n, size in enumerate(sizes):

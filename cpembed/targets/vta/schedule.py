@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.ir.computation import AxisKind
-from cpembed.ir.index import IndexExpr
+from cpembed.ir.index import IndexExpr, row_major_strides
 from cpembed.stores import Count
 from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.tiles import MAX_STRIDE, TileNest, TileTensor
@@ -58,7 +58,7 @@ class Region:
     def strides(self) -> tuple[int, ...]:
         """SRAM distance between neighbours along each dimension."""
         counts = [span.count for span in self.spans]
-        return tuple(math.prod(counts[k + 1 :]) for k in range(len(counts)))
+        return row_major_strides(counts)
 
     @cached_property
     def is_empty(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import LoweringError
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
 from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.specification import SCOPES
 from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, PackedOperand
@@ -77,7 +77,7 @@ class TileTensor:
     @cached_property
     def strides(self) -> tuple[int, ...]:
         """DRAM distance, in tiles, between neighbours along each dimension."""
-        return tuple(math.prod(self.shape[k + 1 :]) for k in range(self.rank))
+        return row_major_strides(self.shape)
 
     @property
     def tiles(self) -> int:

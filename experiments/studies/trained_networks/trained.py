@@ -98,9 +98,9 @@ def engine(path: Path, engine_name: str) -> Engine:
 
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return lambda inputs: session.run(None, dict(inputs))[0]
-    from cpembed.frontends.onnx import load
+    from cpembed.frontends import load_model
 
-    graph = load(path)
+    graph = load_model(path)
     if engine_name == "reference":
         return lambda inputs: evaluate(graph, inputs, lambda name: False)[graph.outputs[0]]
     run = compiled(graph, engine_name)

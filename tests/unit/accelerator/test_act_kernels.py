@@ -16,8 +16,7 @@ from benchmarks.act import (
     main_bytes,
     random_arrays,
 )
-from cpembed.accelerator.crossings import compulsory_bytes
-from cpembed.accelerator.operator_search import OperatorSearch
+from cpembed.accelerator.operator_search import OperatorSearch, compulsory_bytes
 from cpembed.accelerator.proof import prove
 from cpembed.hw.isa_reader import load_instruction_set
 from tests.compilers import needs_executor

@@ -133,7 +133,7 @@ def check(kind: str, seed: int, most: int) -> float:
         results = list(timed(plan, generator, most))
         assert results
         cycles, moved = bounds(exact_template(plan.problem, machine))
-        assert (plan.bound_cycles, plan.bytes_bound) == (cycles, moved)
+        assert (plan.cycles_bound, plan.bytes_bound) == (cycles, moved)
         assert cycles <= min(c for c, _ in results) * (1 + 1e-9)
         assert moved <= min(b for _, b in results)
         assert plan.cycles >= cycles * (1 - 1e-9)

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.act import BYTES, CHAIN, MATRIX, Kernel
 from cpembed.accelerator.combinations import Combinations
-from cpembed.accelerator.crossings import compulsory_bytes, crossing_tensors
 from cpembed.accelerator.matching import match_statement
+from cpembed.accelerator.operator_search import compulsory_bytes, crossing_tensors
 from cpembed.hw.isa_reader import load_instruction_set
 
 PRODUCTS = Kernel("A·B·C", "gemmini", BYTES, MATRIX, "ABC", "F", CHAIN[:4])

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from cpembed.accelerator.moves import MoveKind, move_chains, moves, register_settings
-from cpembed.hw.isa import MemoryKind
+from cpembed.accelerator.moves import MoveKind, move_chains, moves
 from cpembed.hw.isa_reader import load_instruction_set
-
-MACHINES = ("gemmini", "tpu_like", "nvdla_like", "ethos_u_like", "qkv_attention", "vta_isa")
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_every_register_can_be_set(name: str) -> None:
-    machine = load_instruction_set(name)
-    registers = [m.name for m in machine.memories.values() if m.kind is MemoryKind.REGISTER]
-    assert all(register_settings(machine, name) for name in registers)
 
 
 def test_gemmini_reaches_its_array_by_its_scratchpad() -> None:
@@ -46,9 +34,3 @@ def test_a_transposition_exchanges_rows_and_lanes() -> None:
 def test_products_and_conversions_that_lose_values_are_no_moves() -> None:
     names = {m.instruction.name for m in moves(load_instruction_set("gemmini"))}
     assert names.isdisjoint({"compute", "mvout", "mvout_relu", "mvin_add", "zero"})
-
-
-def test_a_register_is_set_by_its_own_instruction() -> None:
-    machine = load_instruction_set("gemmini")
-    names = [i.name for i in register_settings(machine, "scale_store")]
-    assert names == ["config_scale_store"]

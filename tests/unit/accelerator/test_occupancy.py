@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from cpembed.accelerator.cost import peak_share, unfilled
 from cpembed.accelerator.matching import Match, match_statement
-from cpembed.accelerator.occupancy import peak_share, unfilled
 from cpembed.accelerator.specification import Statement
 from cpembed.hw.isa_reader import load_instruction_set
 from cpembed.workloads.naming import parse_workload

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from cpembed.accelerator.row_placement import spans, with_rows_ahead
 from cpembed.accelerator.selection import (
     Execution,
     Home,
@@ -17,6 +16,8 @@ from cpembed.accelerator.selection import (
     Selection,
     SelectionProblem,
     select,
+    spans,
+    with_rows_ahead,
 )
 from tests.unit.accelerator.busy import busy_processes
 

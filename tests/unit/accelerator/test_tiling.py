@@ -12,7 +12,7 @@ import pytest
 from cpembed.accelerator.bounds import bounds
 from cpembed.accelerator.matching import match_statement
 from cpembed.accelerator.problem import OperatorProblem
-from cpembed.accelerator.template import Template, make_template
+from cpembed.accelerator.template import Template, exact_template
 from cpembed.accelerator.tiling_grid import tile_counts
 from cpembed.accelerator.tiling_search import TilingSearch
 from cpembed.hw.isa import InstructionSet, Synchronization
@@ -41,7 +41,7 @@ def template(rows: int, sums: int) -> Template:
         )
         for s, name in zip(specification.statements, order, strict=True)
     )
-    return make_template(OperatorProblem(specification, matches), target)
+    return exact_template(OperatorProblem(specification, matches), target)
 
 
 def best_bytes(rows: int, sums: int) -> float:
@@ -166,5 +166,5 @@ def test_plans_trade_rows_for_cycles() -> None:
     assert capacities == sorted(capacities, reverse=True)
     assert [p.cycles for p in front] == sorted(p.cycles for p in front)
     for plan in front:
-        assert plan.cycles >= plan.bound_cycles
+        assert plan.cycles >= plan.cycles_bound
         assert plan.cost.moved["dram", "written"] >= 40 * 24

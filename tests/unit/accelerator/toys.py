@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.accelerator.lowering import OperatorPlan, operator_plans
+from cpembed.accelerator.lowering import OperatorPlan, operator_plan, template_plans
 from cpembed.accelerator.matching import match_statement
 from cpembed.accelerator.problem import OperatorProblem, PlanningError
 from cpembed.accelerator.program import Program
 from cpembed.accelerator.specification import Specification, Statement
+from cpembed.accelerator.template import exact_template
 from cpembed.hw.isa import (
     IMMEDIATE,
     InstructionSet,
@@ -224,14 +225,18 @@ def statement(
 
 
 def plans(specification: Specification, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
-    """Return the plans of the first combination of matches that has some."""
+    """Return the best plan of the first combination of matches that has one, and smaller ones."""
     matchings = [match_statement(s, machine).matches for s in specification.statements]
     refusal: PlanningError | None = None
     for matches in itertools.product(*matchings):
         try:
-            return operator_plans(OperatorProblem(specification, matches), machine)
+            best = operator_plan(OperatorProblem(specification, matches), machine)
         except PlanningError as error:
             refusal = refusal or error
+            continue
+        assert best is not None
+        # Plans in fewer rows are of the same variant.
+        return (best, *template_plans(exact_template(best.problem, machine))[1:])
     raise refusal or PlanningError("a statement has no match")
 
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from cpembed.export.library import OPTIONS, Contents, compiler, has_compiler
 from cpembed.export.loader import Library, LibraryError
 from cpembed.export.program import Buffer, CompiledObject, Program, Role
 from cpembed.export.texts import NATIVE
-from cpembed.export.variants import VARIANT_VARIABLE, Variant, in_order, interface, write_variants
+from cpembed.export.variants import VARIANT_VARIABLE, Variant, interface, ordered, write_variants
 from cpembed.targets.processors import processor
 from tests.unit.export.handwritten import ADD, NEGATE, SIZE, compiled, sums
 
@@ -74,6 +74,13 @@ def program(border: int, features: tuple[str, ...]) -> Program:
              for part in (plain.prepare, plain.run)]  # fmt: skip
     named = (*calls[1][:-1], replace(calls[1][-1], label=f"border {border}"))
     return Program("net", buffers, kernels, calls[0], named, features=features)
+
+
+def in_order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
+    """Return variants in the order in which a library tries them."""
+    by_name = {variant.name: variant for variant in variants}
+    names = ordered({name: variant.program.features for name, variant in by_name.items()})
+    return tuple(by_name[name] for name in names)
 
 
 VARIANTS = (

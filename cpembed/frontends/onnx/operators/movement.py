@@ -12,13 +12,13 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.builder import LARGEST_CONSTANT
-from cpembed.frontends.emitter import row_major_steps
 from cpembed.frontends.expressions import X, Y, Z, add, equal, mul, where
 from cpembed.frontends.narrow import bytes_of
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.graph.kinds import Gather
 from cpembed.graph.kinds.base import axis_of
+from cpembed.ir.index import row_major_strides
 
 
 def _dropout(call: Call) -> list[str]:
@@ -221,7 +221,7 @@ def _gather_nd(call: Call) -> str:
     batch, depth = call.integer("batch_dims", 0), index_shape[-1]
     if not 0 <= batch < len(index_shape) or batch + depth > len(shape):
         raise WorkloadError(f"indices {list(index_shape)} of a tensor {list(shape)}")
-    steps = row_major_steps(shape)
+    steps = row_major_strides(shape)
     total: str | None = None
     last = len(index_shape) - 1
     for k in range(depth):

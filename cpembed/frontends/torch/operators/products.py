@@ -14,7 +14,7 @@ import numpy as np
 
 from cpembed.frontends import expressions as e
 from cpembed.frontends.attention import Scores, attention
-from cpembed.frontends.emitter import is_float, row_major_steps
+from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, add, apply, mul
 from cpembed.frontends.grouped import Weights, grouped_product
 from cpembed.frontends.indexed import maxima_with_places, overlapped, unpooled
@@ -23,6 +23,7 @@ from cpembed.frontends.sampling import along_axis, grid_sampled
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
 from cpembed.graph.kinds import Gather, Reduce
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.index import row_major_strides
 
 # -- convolutions ---------------------------------------------------------------------------------
 
@@ -313,7 +314,7 @@ def _adaptive_maxima(call: Call, axes: int) -> Results:
             np.asarray([[w[min(k, len(w) - 1)] for k in range(longest)] for w in windows])
         )
     numbers = np.zeros((1,) * 2 * axes, np.int64)
-    for k, (places, step) in enumerate(zip(tables, row_major_steps(image), strict=True)):
+    for k, (places, step) in enumerate(zip(tables, row_major_strides(image), strict=True)):
         cut = [1] * 2 * axes
         cut[k], cut[axes + k] = places.shape
         numbers = numbers + places.reshape(cut) * step

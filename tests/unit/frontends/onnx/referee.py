@@ -13,7 +13,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from cpembed.frontends.onnx import load
+from cpembed.frontends import load_model
 from cpembed.graph.graph import Graph, evaluate
 
 Array = NDArray[Any]
@@ -84,7 +84,7 @@ def session_of(model: onnx.ModelProto | Path) -> onnxruntime.InferenceSession:
 def loaded(model: onnx.ModelProto, folder: Path) -> Graph:
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    return load(path)
+    return load_model(path)
 
 
 def both(

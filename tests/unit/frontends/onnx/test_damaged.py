@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 import onnx
 
 from cpembed.errors import ModelError
-from cpembed.frontends.onnx import load
+from cpembed.frontends import load_model
 from tests.unit.frontends.onnx.referee import single
 from tests.unit.frontends.onnx.test_operators import CASES
 
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(seed: int, tmp_path: Path
     for _ in range(80):
         path.write_bytes(damaged(chance.choice(originals()), chance))
         try:
-            load(path)
+            load_model(path)
         except ModelError as error:
             messages.append(str(error))
     assert len(messages) > 30

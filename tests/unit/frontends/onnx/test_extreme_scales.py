@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 from onnx.reference import ReferenceEvaluator
 
 from cpembed.codegen.runtime import compile_plan, from_array
-from cpembed.frontends.onnx import load
+from cpembed.frontends import load_model
 from cpembed.graph.graph import evaluate
 from cpembed.graph.passes import prepare
 from cpembed.network.operators import generated_plan
@@ -45,7 +45,7 @@ def test_quotients_saturate(scale: float, dtype: str, is_constant: bool, tmp_pat
     wanted = np.where(quotient < -(2**31), limits.min, wanted).astype(dtype)
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    graph = load(path)
+    graph = load_model(path)
     for form in (graph, prepare(graph)):
         found = evaluate(form, inputs)[form.outputs[0]]
         np.testing.assert_array_equal(found, wanted)

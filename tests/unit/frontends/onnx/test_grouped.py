@@ -218,9 +218,9 @@ def test_four_bits_in_another_file(tmp_path: Path) -> None:
     onnx.save_model(
         model, str(path), save_as_external_data=True, location="weights", size_threshold=0
     )
-    from cpembed.frontends.onnx import load
+    from cpembed.frontends import load_model
 
-    np.testing.assert_array_equal(evaluate(load(path), {"x": x})["y"], expected)
+    np.testing.assert_array_equal(evaluate(load_model(path), {"x": x})["y"], expected)
 
 
 # -- embeddings -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from cpembed.errors import ModelError
-from cpembed.frontends.onnx import load
+from cpembed.frontends import load_model
 from cpembed.graph.graph import evaluate
 from cpembed.graph.passes import prepare
 from tests.unit.frontends.onnx.referee import Array, check, loaded, model_of, session_of, single
@@ -317,7 +317,7 @@ def test_an_empty_cache_of_keys_is_left_out(tmp_path: Path) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "P"
     path = tmp_path / "open.onnx"
     path.write_bytes(model.SerializeToString())
-    graph = load(path, shapes={"past": (1, 2, 0, 4)})
+    graph = load_model(path, shapes={"past": (1, 2, 0, 4)})
     assert [operator.kind.label for operator in graph.operators][-1] != "concat"
     assert graph.types["y"].shape == (1, 2, 3, 4)
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cpembed.errors import ModelError
-from cpembed.frontends.torch import load
+from cpembed.frontends import load_model
 
 
 class Small(nn.Module):
@@ -106,7 +106,7 @@ CONSTANTS = "data/constants/model_constants_config.json"
 def refused(path: Path) -> str:
     """The message, of one line, with which an archive is refused."""
     with pytest.raises(ModelError) as caught:
-        load(path)
+        load_model(path)
     message = str(caught.value)
     assert "\n" not in message
     assert str(path) in message

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cpembed.frontends.torch import load  # noqa: E402
+from cpembed.frontends import load_model  # noqa: E402
 from tests.unit.frontends.torch.archives import (  # noqa: E402
     CONSTANTS,
     PROGRAM,
@@ -31,7 +31,7 @@ from tests.unit.frontends.torch.comparing import eager, run  # noqa: E402
 def test_a_saved_program_computes_what_the_model_computes(original: Path) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 5)
-    graph = load(original)
+    graph = load_model(original)
     wanted = eager(torch.export.load(original).module(), x)
     for mine, theirs in zip(run(graph, x), wanted, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
@@ -57,7 +57,7 @@ def test_tensors_that_share_a_storage(tmp_path: Path) -> None:
 
     x = torch.randn(3, 4)
     path = saved(tmp_path / "model.pt2", Sharing(), x)
-    for mine, theirs in zip(run(load(path), x), eager(Sharing(), x), strict=True):
+    for mine, theirs in zip(run(load_model(path), x), eager(Sharing(), x), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -158,7 +158,7 @@ def test_a_tensor_that_is_a_pickle_is_not_unpickled(
     if flag:
         assert "is an object of Python" in refused(path)
     else:
-        load(path)  # Bytes are bytes.
+        load_model(path)  # Bytes are bytes.
     assert not made.exists()
 
 
@@ -174,7 +174,7 @@ def test_a_constant_may_not_name_an_object(path: Path, tmp_path: Path) -> None:
 def test_inputs_that_were_used_as_examples_are_not_opened(path: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     changed(path, lambda m: m.update({"data/sample_inputs/model.pt": pickled(made, by_torch=True)}))
-    load(path)
+    load_model(path)
     assert not made.exists()
 
 
@@ -221,7 +221,7 @@ def test_what_no_network_needs_is_not_evaluated_either(path: Path, tmp_path: Pat
             node["metadata"]["nn_module_stack"] = f"{code},{code},{code};;,"
 
     described(path, PROGRAM, describe)
-    load(path)
+    load_model(path)
     assert not made.exists()
 
 
@@ -291,7 +291,7 @@ def test_names_of_parameters_are_no_attributes(path: Path) -> None:
 
     described(path, WEIGHTS, index)
     described(path, PROGRAM, program)
-    assert "__class__.forward" in load(path).constants
+    assert "__class__.forward" in load_model(path).constants
 
 
 # -- sizes ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cpembed.errors import CpembedError  # noqa: E402
-from cpembed.frontends.torch import load  # noqa: E402
+from cpembed.frontends import load_model  # noqa: E402
 from tests.unit.frontends.torch import archives  # noqa: E402
 from tests.unit.frontends.torch.archives import (  # noqa: E402
     CONSTANTS,
@@ -148,7 +148,7 @@ def test_tensors_are_bounded_together(tmp_path: Path) -> None:
             return x + self.a[:5] + self.b[:5] + self.c[:5]
 
     x = torch.zeros(5)
-    load(saved(tmp_path / "small.pt2", Repeating(1 << 10), x))
+    load_model(saved(tmp_path / "small.pt2", Repeating(1 << 10), x))
     # Each alone would be taken.
     assert "by repetition" in refused(saved(tmp_path / "large.pt2", Repeating(3 << 21), x))
 
@@ -218,13 +218,13 @@ import pathlib
 import resource
 import cpembed.frontends.torch.lowering
 from cpembed.errors import ModelError
-from cpembed.frontends.torch import load
+from cpembed.frontends import load_model
 from cpembed.frontends.torch.program import operators
 operators()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in pathlib.Path({str(tmp_path)!r}).glob("*.pt2"):
     try:
-        load(path)
+        load_model(path)
     except ModelError as error:
         assert "make them parameters" in str(error), error
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -271,7 +271,7 @@ def read_or_refused(path: Path) -> None:
     """Either is right; a traceback or a second line is not."""
     said = ""
     try:
-        load(path)
+        load_model(path)
     except CpembedError as error:
         said = str(error)
     assert "\n" not in said

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cpembed.frontends.torch import load  # noqa: E402
+from cpembed.frontends import load_model  # noqa: E402
 from cpembed.frontends.torch.arrays import as_array, as_tensor  # noqa: E402
 from cpembed.frontends.torch.nodes import array_of  # noqa: E402
 from cpembed.graph.graph import evaluate  # noqa: E402
@@ -23,7 +23,7 @@ class Scaled(torch.nn.Module):
 def test_a_number_of_an_operator_that_pytorch_computes_has_no_axes(tmp_path: Path) -> None:
     x, s = torch.randn(2, 3), torch.tensor(0.5)
     torch.export.save(torch.export.export(Scaled(), (x, s)), tmp_path / "scaled.pt2")
-    graph = load(tmp_path / "scaled.pt2", fallback="torch")
+    graph = load_model(tmp_path / "scaled.pt2", fallback="torch")
     values = evaluate(graph, {"x": x.numpy(), "s": s.numpy()})
     np.testing.assert_allclose(values[graph.outputs[0]], Scaled()(x, s).numpy(), 1e-6)
 

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cpembed.frontends.torch import from_exported, load  # noqa: E402
+from cpembed.frontends import load_model  # noqa: E402
+from cpembed.frontends.torch import from_exported  # noqa: E402
 from cpembed.graph.kinds import Product  # noqa: E402
 from tests.unit.frontends.torch import models  # noqa: E402
 from tests.unit.frontends.torch.comparing import compared, eager, run  # noqa: E402
@@ -104,7 +105,7 @@ def test_batch_normalisations_scale_the_weights_before_them(
 def test_a_saved_program_is_read(tmp_path: Path) -> None:
     model, x = models.seeded(models.InvertedResidual()), torch.randn(1, 8, 5, 5)
     torch.export.save(torch.export.export(model, (x,)), tmp_path / "block.pt2")
-    graph = load(tmp_path / "block.pt2")
+    graph = load_model(tmp_path / "block.pt2")
     assert graph.name == "block"
     np.testing.assert_allclose(run(graph, x)[0], eager(model, x)[0], rtol=1e-5, atol=1e-5)
 

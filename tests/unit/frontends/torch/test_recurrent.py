@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cpembed.errors import ModelError  # noqa: E402
-from cpembed.frontends.torch import from_exported, load  # noqa: E402
+from cpembed.frontends import load_model  # noqa: E402
+from cpembed.frontends.torch import from_exported  # noqa: E402
 from cpembed.graph.loop import Loop, nested_operators  # noqa: E402
 from tests.unit.frontends.torch.comparing import compared, eager, run  # noqa: E402
 
@@ -46,7 +47,9 @@ def test_a_recurrent_layer(layer: Any, options: dict[str, Any], tmp_path: Path) 
         x.shape[options.get("batch_first", 0)],
     }
     torch.export.save(torch.export.export(outputs, (x,)), tmp_path / "layer.pt2")
-    for mine, theirs in zip(run(load(tmp_path / "layer.pt2"), x), eager(outputs, x), strict=True):
+    for mine, theirs in zip(
+        run(load_model(tmp_path / "layer.pt2"), x), eager(outputs, x), strict=True
+    ):
         np.testing.assert_allclose(mine, theirs, 1e-5, 1e-5)
 
 

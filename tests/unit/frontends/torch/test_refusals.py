@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cpembed.errors import ModelError  # noqa: E402
-from cpembed.frontends.torch import from_exported, load, nodes  # noqa: E402
+from cpembed.frontends import load_model  # noqa: E402
+from cpembed.frontends.torch import from_exported, nodes  # noqa: E402
 from cpembed.frontends.torch.operators import HANDLERS  # noqa: E402
 from tests.unit.frontends.torch.archives import PROGRAM, Members, changed, saved  # noqa: E402
 from tests.unit.frontends.torch.comparing import Function  # noqa: E402
@@ -109,7 +110,7 @@ def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.pt2"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"is no program of torch\.export\.save"):
-        load(path)
+        load_model(path)
 
 
 def test_a_truncated_file(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_a_truncated_file(tmp_path: Path) -> None:
     for end in range(0, len(whole), len(whole) // 7):
         path.write_bytes(whole[:end])
         with pytest.raises(ModelError, match="is no program"):
-            load(path)
+            load_model(path)
 
 
 def test_a_file_that_names_a_function(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_a_file_that_names_a_function(tmp_path: Path) -> None:
 
     changed(path, change)
     with pytest.raises(ModelError, match="is_tensor"):
-        load(path)
+        load_model(path)
 
 
 def test_a_file_with_sizes_that_are_left_open(tmp_path: Path) -> None:
@@ -139,9 +140,9 @@ def test_a_file_with_sizes_that_are_left_open(tmp_path: Path) -> None:
     shapes = ({0: torch.export.Dim("batch", min=2, max=8)},)
     torch.export.save(torch.export.export(nn.ReLU(), (IMAGE,), dynamic_shapes=shapes), path)
     with pytest.raises(ModelError, match="dimension 0 of input input is left open"):
-        load(path)
+        load_model(path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no such file"):
-        load(tmp_path / "model.pt2")
+        load_model(tmp_path / "model.pt2")

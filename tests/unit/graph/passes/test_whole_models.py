@@ -11,7 +11,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-from cpembed.frontends.onnx import load  # noqa: E402
+from cpembed.frontends import load_model  # noqa: E402
 from cpembed.graph.graph import Graph, evaluate  # noqa: E402
 from cpembed.graph.kinds import Dequantize, Elementwise, Product, Quantize, Table  # noqa: E402
 from cpembed.graph.passes import prepare  # noqa: E402
@@ -51,7 +51,7 @@ def test_convolutional_networks_are_integers_from_end_to_end(
     name: str, signed: bool, tmp_path: Path
 ) -> None:
     path, feed = int8(name, tmp_path, signed)
-    graph = prepare(load(path))
+    graph = prepare(load_model(path))
     for product in products(graph):
         assert [o.dtype for o in product.computation.inputs] == ["uint8", "int8"]
         assert product.zero_points == (0, 0)
@@ -74,7 +74,7 @@ def test_products_of_other_networks_are_of_integers(
     name: str, signed: bool, tmp_path: Path
 ) -> None:
     path, feed = int8(name, tmp_path, signed)
-    graph = prepare(load(path))
+    graph = prepare(load_model(path))
     assert products(graph)
     for product in products(graph):
         assert [o.dtype for o in product.computation.inputs] == ["uint8", "int8"]
@@ -85,7 +85,7 @@ def test_products_of_other_networks_are_of_integers(
 @pytest.mark.parametrize("name", MODELS)
 def test_networks_of_floats(name: str, tmp_path: Path) -> None:
     path = write(name, tmp_path / "model.onnx", **TINY[name])
-    graph = prepare(load(path))
+    graph = prepare(load_model(path))
     added = [p for p in products(graph) if p.epilogue and p.epilogue.residual is not None]
     assert len(added) >= RESIDUALS.get(name, 0)
     assert cosine(graph, path, samples(onnx.load(path), 1)[0]) > 1 - 1e-6
