@@ -174,7 +174,7 @@ def loops(body: str, opcodes: str = "") -> list[list[Instruction]]:
 def usual_turn(body: str, opcodes: str) -> list[Instruction]:
     """Return what a turn of a kernel's main loop executes where every branch is the usual one.
 
-    That is the way through the loop with most of the instructions of a pattern, of these with most
+    That is the path through the loop with most of the instructions of a pattern, of these with most
     copies, and of these the shortest: what is executed in few turns alone is passed.
 
     Parameters
@@ -189,8 +189,8 @@ def usual_turn(body: str, opcodes: str) -> list[Instruction]:
 
     def weight(number: int) -> tuple[int, int, int]:
         code = graph[number].code
-        wanted = sum(re.match(opcodes, i.opcode) is not None for i in code)
-        return -wanted, -kinds(code)["copies"], len(code)
+        matching = sum(re.match(opcodes, i.opcode) is not None for i in code)
+        return -matching, -kinds(code)["copies"], len(code)
 
     turns: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for tail, block in enumerate(graph):
@@ -198,18 +198,18 @@ def usual_turn(body: str, opcodes: str) -> list[Instruction]:
             if head not in dominators.get(tail, ()):
                 continue
             members = _natural_loop(graph, head, tail)
-            ways: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+            paths: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
                 head: (weight(head), (head,))
             }
-            # As often as a way is long: blocks that wait are behind the others in the listing.
+            # As often as a path is long: blocks that wait are behind the others in the listing.
             for _ in members:
-                for number, (cost, way) in list(ways.items()):
-                    for after in set(graph[number].following) & members - set(way):
+                for number, (cost, path) in list(paths.items()):
+                    for after in set(graph[number].following) & members - set(path):
                         further = tuple(map(sum, zip(cost, weight(after), strict=True)))
-                        if after not in ways or further < ways[after][0]:
-                            ways[after] = further, (*way, after)
-            if tail in ways:
-                turns.append(ways[tail])
+                        if after not in paths or further < paths[after][0]:
+                            paths[after] = further, (*path, after)
+            if tail in paths:
+                turns.append(paths[tail])
     _, best = min(turns)
     return [instruction for number in best for instruction in graph[number].code]
 

@@ -265,7 +265,7 @@ def _combination(plan: ChainPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
 
 
 def element_kernel(
-    name: str, elements: int, moved: float, gpu: Gpu, instructions: int = COPY_INSTRUCTIONS
+    name: str, elements: int, moved: float, gpu: Gpu, instructions: float = COPY_INSTRUCTIONS
 ) -> KernelWork:
     """Return the work of a kernel with a thread for each element.
 
@@ -277,7 +277,7 @@ def element_kernel(
     moved : float
         Bytes that it reads and writes in all.
     gpu : Gpu
-    instructions : int
+    instructions : float
         Number of instructions of a thread.
     """
     warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)

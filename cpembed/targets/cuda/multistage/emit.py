@@ -106,7 +106,10 @@ def locate_stages(script: Script, first: int, stage_bytes: int, stages: int) -> 
 def turn_stages(script: Script, first: int, stage_bytes: int, stages: int) -> None:
     """Write the change to the next stage; the one that was read is filled next.
 
-    The parameters are those of :func:`locate_stages`.
+    Parameters
+    ----------
+    script, first, stage_bytes, stages : Script, int, int, int
+        Those of :func:`locate_stages`.
     """
     size = stages * stage_bytes
     script.line("filling[0] = reading[0]")

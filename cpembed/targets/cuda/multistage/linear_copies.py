@@ -140,7 +140,7 @@ class LinearCopies(TileCopies):
         moves = [n * extent for n, extent in zip(copied.moves, copied.extents, strict=True)]
         moved = sum(move * slope for move, slope in zip(moves, self.slopes, strict=True))
         # Turns of whole lines are at constant distances from the first.
-        turn, apart = ("0", self.turn_lines) if self.has_lines else ("turn", 0)
+        turn, distance = ("0", self.turn_lines) if self.has_lines else ("turn", 0)
 
         def of_turn(variable: str, each_turn: int, each_step: int) -> str:
             text = f"{name}_{variable}[{turn}]"
@@ -148,7 +148,7 @@ class LinearCopies(TileCopies):
             return text + f" + turn * {each_turn}" * bool(each_turn)
 
         conditions = [
-            f"{of_turn(variable, apart * (number == self.line), moves[number])} < "
+            f"{of_turn(variable, distance * (number == self.line), moves[number])} < "
             f"{self.limits[number]}"
             for number, variable in self._compared.items()
         ]
@@ -156,11 +156,11 @@ class LinearCopies(TileCopies):
         if self.tile.copies > vectors:
             conditions.append(f"turn * {self.threads} + thread < {vectors}")
         valid = f'T.cast({" and ".join(conditions)}, "int32")' if conditions else "1"
-        place = of_turn("places", apart * self.slopes[self.line], moved)
+        place = of_turn("places", distance * self.slopes[self.line], moved)
         target = f"{name}_targets[turn % {self.targets}]"
         if self.has_lines:
-            distance = self.targets * self.turn_lines * self.tile.pitch
-            target += f" + turn // {self.targets} * {distance}"
+            period = self.targets * self.turn_lines * self.tile.pitch
+            target += f" + turn // {self.targets} * {period}"
         with self._turns(unrolled=self.turns <= MAX_UNROLLED_COPIES):
             self.writer.call(
                 f"cpembed_cp_async_{self.tile.width}",

@@ -289,12 +289,11 @@ def linear_limits(
         index, size = operand.layout.access[place], operand.layout.shape[place]
         steps = [direction.slope(index) for direction in directions]
         moving = [number for number, step in enumerate(steps) if step]
-        used = set().union(*(directions[number].names for number in moving))
-        if None in steps or len(moving) != 1 or not set(index.iterators) <= used:
+        if None in steps or len(moving) != 1:
             return None
         step, number = steps[moving[0]], moving[0]
         assert step is not None
-        if step < 0 or index.constant < 0:
+        if step < 0 or index.constant < 0 or not set(index.iterators) <= directions[number].names:
             return None
         limit = max(0, -((index.constant - size) // step))
         earlier = limits[number]
