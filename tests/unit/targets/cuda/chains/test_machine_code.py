@@ -84,7 +84,7 @@ def compiled(kernels: ChainKernels, architecture: str, folder: Path) -> list[Ins
 
 
 def test_the_loop_of_attention_computes_few_addresses(tmp_path: Path) -> None:
-    """For 128 products of a warp, half of them of scores: Triton 3.9 has 58 integer instructions."""
+    """For 128 products of a warp, half of them of scores; Triton 3.9 has 58 of them."""
     schedule = ChainSchedule("registers", (4, 1), 2, 4, 8, 3)
     plan = plan_of(chain_of("attention b=1 h=2 q=1024 k=1024 d=64"), schedule)
     turn = compiled(kernels_of(plan), "sm_80", tmp_path)
