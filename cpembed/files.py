@@ -74,6 +74,43 @@ def draft(folder: Path, prefix: str, contents: bytes) -> Generator[Path]:
             Path(name).unlink()
 
 
+@contextlib.contextmanager
+def folder_draft(path: Path, last: str) -> Generator[Path]:
+    """Return a context with a folder whose files enter ``path`` if it ends without an error.
+
+    A folder that does not exist appears in one step, so that an interrupted call leaves none. Files
+    of an existing one are replaced one by one, and ``last`` is absent until all others are there.
+
+    Parameters
+    ----------
+    path : Path
+    last : str
+        Name of the file that says what the others are.
+
+    Raises
+    ------
+    CpembedError
+        If the folder cannot be written.
+    """
+    make_folder(path.absolute().parent)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".draft.", dir=path.absolute().parent) as name:
+            # Within the temporary folder, which only its owner may read.
+            draft = Path(name) / "files"
+            draft.mkdir()
+            yield draft
+            if not path.exists():
+                draft.rename(path)
+                return
+            (path / last).unlink(missing_ok=True)
+            for file in sorted(draft.iterdir(), key=lambda each: each.name == last):
+                file.replace(path / file.name)
+    except OSError as error:
+        raise CpembedError(
+            f"{path} cannot be written: {_reason(error)}; name another folder"
+        ) from None
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and those above it, as far as they are missing.
 

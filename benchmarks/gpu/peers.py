@@ -50,7 +50,7 @@ from cpembed.targets.cuda.chains.plan import ChainSchedule, check
 from cpembed.targets.cuda.chains.space import plan_of, ranked_plans
 from cpembed.targets.cuda.model import gpu
 from cpembed.targets.registry import open_target
-from cpembed.workloads.chains import parse_chain
+from cpembed.workloads.chain_families import parse_chain
 
 MACHINES = {
     "sm_80": ("mma_f16", "a100"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from cpembed.accelerator.cost import ProgramCost, program_cost
 from cpembed.accelerator.lowering import OperatorPlan
-from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm, renamed_operands
+from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm
 from cpembed.accelerator.pipeline import pipelined_cycles
 from cpembed.accelerator.program import Array, Content, Issue, Loop, MainTensor, Node, Program
 from cpembed.accelerator.reshaped import index_in
@@ -97,7 +97,7 @@ class _Naming:
             outputs=tuple(map(reshaped, computation.outputs)),
             statements=changed_accesses(computation.statements, accessed),
         )
-        return renamed_operands(changed, self.names)
+        return changed.with_names(self.names)
 
     def node(self, node: Node, first: int) -> Node:
         """Rename the tensors of a node, and count its statements from ``first`` on."""
@@ -201,8 +201,7 @@ def _roles(specification: Specification) -> dict[str, str]:
 
 def _renamed_specification(specification: Specification, names: Mapping[str, str]) -> Specification:
     statements = tuple(
-        replace(s, computation=renamed_operands(s.computation, names))
-        for s in specification.statements
+        replace(s, computation=s.computation.with_names(names)) for s in specification.statements
     )
     return replace(
         specification,

@@ -51,7 +51,6 @@ from cpembed.accelerator.operators.forms import (
     GraphTensor,
     NoForm,
     OperatorForm,
-    renamed_operands,
 )
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import MainTensor
@@ -416,8 +415,7 @@ def canonical(form: OperatorForm) -> OperatorForm:
         for number, name in enumerate(specification.operands)
     }
     statements = tuple(
-        replace(s, computation=renamed_operands(s.computation, names))
-        for s in specification.statements
+        replace(s, computation=s.computation.with_names(names)) for s in specification.statements
     )
     renamed = replace(
         specification,

@@ -111,7 +111,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
         raise click.UsageError("--outputs applies to a model, not to a workload: leave it out")
     if len(arguments.processors) > 1:
         raise click.UsageError("a workload is built for one processor: give --cpu one name")
-    from cpembed.workloads.chains import names_chain
+    from cpembed.workloads.chain_families import names_chain
 
     if names_chain(words):
         from cpembed.cli.chains import build_chain_command
@@ -130,9 +130,10 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     from cpembed.driver.gradients import names_gradient
 
     if names_gradient(words):
-        raise click.UsageError(
-            "a gradient of several phases is saved by `cpembed run … --save DIR`; to build one "
-            "phase, name it (phase=0,1)"
+        from cpembed.cli.gradients import build_gradient_command
+
+        return build_gradient_command(
+            words, arguments.target, arguments.folder, values, as_json=arguments.as_json
         )
     from cpembed.targets.processors import built_for_name
 

@@ -62,7 +62,9 @@ def run_chain_command(
     """
     from cpembed.driver.chains import named_chain, run_chain
 
-    options.refuse_others("a chain of products", "machine", "seed", "save", "fuse", "verbose")
+    options.refuse_others(
+        "a chain of products", "machine", "seed", "save", "fuse", "apart", "verbose"
+    )
     chain = named_chain(words, target)
     with output.ProgressLine() as progress:
         result = run_chain(
@@ -98,7 +100,7 @@ def build_chain_command(
     from cpembed.driver.chains import build_chain, named_chain
 
     options.refuse_others(
-        "a chain of products", "machine", "folder", "name", "torch", "fuse", "verbose"
+        "a chain of products", "machine", "folder", "name", "torch", "fuse", "apart", "verbose"
     )
     chain = named_chain(words, target)
     with output.ProgressLine() as progress:

@@ -57,7 +57,7 @@ def run_command(
         from cpembed.cli.accelerator_models import run_on_accelerator
 
         return run_on_accelerator(words, target, values["seed"] or 0, as_json=as_json)
-    from cpembed.workloads.chains import names_chain
+    from cpembed.workloads.chain_families import names_chain
 
     if names_chain(words):
         from cpembed.cli.chains import run_chain_command
@@ -85,6 +85,7 @@ def run_command(
     settings = options.options_from(RunOptions, values)
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
     resolved = options.subject(words, target, settings)
+    options.require_threads_apply(threads, resolved.target, settings.backend)
     with output.ProgressLine() as progress:
         result = run(resolved.workload, resolved.target, resolved.options, progress=progress)
     if isinstance(result, SolveResult):

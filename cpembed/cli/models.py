@@ -44,7 +44,7 @@ class MatchArguments:
     float_type: FloatType | None
     alternatives: bool
     pairs: PairPolicy
-    layout: ImageLayout
+    layout: ImageLayout | None
     timeout: float
     as_json: bool
 
@@ -65,10 +65,9 @@ class MatchArguments:
 @click.option(
     "--layout",
     type=click.Choice(["NCHW", "NHWC"]),
-    default="NCHW",
-    show_default=True,
+    default=None,
     help="Layout of the images of convolutions in main memory, on targets that are searched "
-    "product by product.",
+    "product by product.  [default: that in which they run a network]",
 )
 @options.timeout_option("Stop each search after S seconds.", SECONDS)
 @options.json_option

@@ -299,20 +299,70 @@ def use_threads(threads: int | None) -> None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
 
 
+def require_threads_apply(
+    threads: int | None, target: str | HardwareSpec, backend: str = "auto"
+) -> None:
+    """Raise :class:`click.UsageError` for threads that kernels of a target do not have.
+
+    Parameters
+    ----------
+    threads : int or None
+        Value of ``--threads``.
+    target : str or HardwareSpec
+    backend : str, default "auto"
+        Portable code has threads on every target.
+    """
+    if threads is None or backend == "generic":
+        return
+    from cpembed.driver.named import hardware_spec
+    from cpembed.provenance import Provenance
+    from cpembed.targets.capabilities import Linkable
+    from cpembed.targets.registry import open_target
+
+    opened = open_target(hardware_spec(target))
+    if opened.provenance is Provenance.EMULATED and not isinstance(opened, Linkable):
+        raise click.UsageError(
+            f"--threads is of kernels of processors, and those of {opened.spec.name} are emulated: "
+            "leave it out"
+        )
+
+
 # -- output ---------------------------------------------------------------------------------------
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def fuse_option() -> Callable[[F], F]:
-    """Return the option that says whether a chain of products is one kernel."""
-    return click.option(
-        "--fuse/--apart",
-        "fuse",
-        default=None,
-        help="Of a chain of products, make one kernel, or one for each product.  [default: what "
-        "is estimated to be faster]",
-    )
+    """Return the options that say whether a chain of products is one kernel: True, False, None."""
+
+    def decorated(function: F) -> F:
+        apart = click.option(
+            "--apart",
+            is_flag=True,
+            expose_value=False,
+            callback=_apart,
+            help="Of a chain of products, make a kernel for each.",
+        )
+        fuse = click.option(
+            "--fuse",
+            is_flag=True,
+            flag_value=True,
+            default=None,
+            # Before `--apart`, whose callback compares both.
+            is_eager=True,
+            help="Of a chain of products, make one kernel.  [default: what is estimated to be "
+            "faster, this or --apart]",
+        )
+        return fuse(apart(function))
+
+    return decorated
+
+
+def _apart(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        if ctx.params.get("fuse"):
+            raise click.UsageError("--fuse and --apart exclude each other: give one of them", ctx)
+        ctx.params["fuse"] = False
 
 
 def require_no_fusion(fuse: bool | None) -> None:

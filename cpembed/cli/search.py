@@ -78,7 +78,7 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
         return solve_on_accelerator(
             words, target, count, estimated=arguments.estimated, as_json=arguments.as_json
         )
-    from cpembed.workloads.chains import names_chain
+    from cpembed.workloads.chain_families import names_chain
 
     if names_chain(words):
         from cpembed.cli.chains import solve_chain_command
@@ -179,7 +179,7 @@ def explain_command(arguments: ExplainArguments, **values: Any) -> int:
     cpembed explain deepbench:11 --target amx_int8 --chosen --html layer11.html
     cpembed explain attention b=1 h=8 q=128 k=128 d=64 --target mma_f16
     """
-    from cpembed.workloads.chains import names_chain
+    from cpembed.workloads.chain_families import names_chain
 
     if names_chain(arguments.words):
         from cpembed.cli.chains import solve_chain_command

@@ -60,7 +60,6 @@ from cpembed.export.program import (
     require_name,
     vector_name,
 )
-from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
@@ -78,9 +77,9 @@ from cpembed.targets.capabilities import (
 from cpembed.targets.choice import Choice, built_first
 from cpembed.targets.outputs import (
     TorchSaveable,
+    describe_saved,
     epilogue_vectors,
     judge,
-    saved_file_instructions,
 )
 from cpembed.targets.verification import verified, worst_judged
 
@@ -394,12 +393,8 @@ def _save_program(
     files = Files(save=folder / name)
     seed = secrets.randbits(31)
     run = worker.call(execute, selection.solved, selection.plan, seed, files, progress=report)
-    target = selection.plan.target
-    if torch and isinstance(target, TorchSaveable):
-        target.save_torch(folder / name)
-    instructions = saved_file_instructions(target)
-    text = f"# {name}\n\n{_description(selection)}\n\n{instructions}\n"
-    write_whole(folder / "README.md", text)
+    about = _description(selection)
+    describe_saved(selection.plan.target, folder / name, about, torch=torch)
     saved = _files_below(folder / name)
     return BuildResult(
         selection=selection,

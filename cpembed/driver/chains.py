@@ -20,7 +20,7 @@ from cpembed.blocks import Displayed
 from cpembed.driver.named import hardware_spec, is_typed
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.program import require_name
-from cpembed.files import make_folder, write_whole
+from cpembed.files import make_folder
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import is_integer
 from cpembed.provenance import Provenance
@@ -29,9 +29,10 @@ from cpembed.steps import PhaseProgress as Progress
 from cpembed.steps import silent, step
 from cpembed.targets.base import Row
 from cpembed.targets.chains import ChainCandidate, ChainChoice, chaining
-from cpembed.targets.outputs import TorchSaveable, saved_file_instructions
+from cpembed.targets.outputs import describe_saved
 from cpembed.targets.registry import open_target
-from cpembed.workloads.chains import TOLERANCES, ProductChain, parse_chain
+from cpembed.workloads.chain_families import parse_chain
+from cpembed.workloads.chains import TOLERANCES, Definition, ProductChain, definition
 
 Array = NDArray[Any]
 
@@ -99,8 +100,8 @@ class ChainRun(Displayed):
     seed : int
         Seed of the data.
     error, tolerance : float
-        Largest error relative to the largest result, and what is allowed; 0 for integers, which
-        are equal bit for bit.
+        Largest error relative to the largest sum or result, and what is allowed; 0 for integers,
+        which are equal bit for bit.
     provenance : Provenance
     rows : sequence of (str, str)
         Lines of the target about the execution.
@@ -256,10 +257,7 @@ def build_chain(
     result = run_chain(chain, target, machine=machine, save=path, fuse=fuse, progress=progress)
     if isinstance(result, ChainRun):
         opened = open_target(result.solved.target)
-        if torch and isinstance(opened, TorchSaveable):
-            opened.save_torch(path)
-        text = f"# {path.name}\n\n`{chain}` by {opened.spec.name}.\n\n"
-        write_whole(path.parent / "README.md", text + f"{saved_file_instructions(opened)}\n")
+        describe_saved(opened, path, f"`{chain}` by {opened.spec.name}.", torch=torch)
     return result
 
 
@@ -276,7 +274,7 @@ def _execute(
     artifact = executing.build_chain(candidate)
     inputs = chain.random_inputs(seed)
     progress("verify", 0)
-    expected = chain.evaluate(inputs)
+    expected = definition(chain, inputs)
     with step("running the kernel of a chain", chain.macs):
         execution = executing.execute_chain(artifact, inputs)
     error = max(largest_error(output, expected) for output in execution.outputs)
@@ -292,9 +290,9 @@ def _execute(
     return error, execution.provenance, executing.chain_rows(artifact)
 
 
-def largest_error(output: Array, expected: Array) -> float:
-    """Return the largest error relative to the largest result; of integers, how many differ."""
+def largest_error(output: Array, expected: Definition) -> float:
+    """Return the largest relative error of a result; of integers, how many differ."""
     if is_integer(str(output.dtype)):
-        return float(np.count_nonzero(output != expected))
-    scale = float(np.abs(expected).max()) or 1.0
-    return float(np.abs(output.astype(np.float64) - expected).max()) / scale
+        return float(np.count_nonzero(output != expected.result))
+    error = float(np.abs(output.astype(np.float64) - expected.result).max())
+    return error / (expected.largest or 1.0)

@@ -27,6 +27,8 @@ from cpembed.driver.options import RunOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
 from cpembed.errors import BackendUnavailable, InvariantError, LoweringError, WorkloadError
+from cpembed.export.program import require_name
+from cpembed.files import make_folder
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import row_major_strides
@@ -36,7 +38,7 @@ from cpembed.runtime import worker
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.steps import PhaseProgress, silent, step
 from cpembed.targets.choice import built_first
-from cpembed.targets.outputs import joining
+from cpembed.targets.outputs import describe_saved, joining
 from cpembed.targets.registry import open_target
 from cpembed.workloads.gradients import GRADIENTS, phases
 
@@ -234,6 +236,41 @@ def run_gradient(
         seed=seed,
         provenance=provenance,
     )
+
+
+def build_gradient(
+    gradient: PhasedGradient,
+    target: str | HardwareSpec,
+    path: Path,
+    options: RunOptions | None = None,
+    *,
+    torch: bool = False,
+    progress: PhaseProgress | None = None,
+) -> GradientRun:
+    """Save the kernels of all phases after they were verified, with a README beside their folder.
+
+    Parameters
+    ----------
+    gradient, target, options, progress
+        As in :func:`run_gradient`, whose errors it raises.
+    path : Path
+        Folder of the kernels, with whose name those of the kernels and files begin.
+    torch : bool, optional
+        Write an operator of PyTorch too.
+
+    Raises
+    ------
+    WorkloadError
+        If ``path`` ends in no identifier.
+    CpembedError
+        If the folder cannot be written.
+    """
+    require_name(path.name)
+    make_folder(path.parent)
+    result = run_gradient(gradient, target, options, save=path, progress=progress)
+    opened = open_target(result.target)
+    describe_saved(opened, path, f"`{gradient.name}` by {opened.spec.name}.", torch=torch)
+    return result
 
 
 def _selection(

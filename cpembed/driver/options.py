@@ -281,6 +281,11 @@ class RunOptions(KernelOptions):
         "around a product; auto: the fastest by estimate of floats, implicit of integers.",
         choices=METHODS,
     )
+    measure: bool = option(
+        False,
+        "Measure schedules first, as `tune` does, and run the fastest: on a GPU the first three by "
+        "the estimate.",
+    )
     trace: Path | None = option(
         None,
         "Write a timeline, of targets that have one, for ui.perfetto.dev or chrome://tracing.",

@@ -27,6 +27,7 @@ from cpembed.driver.plan import Compared, MethodChoice, MethodError, Request
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.driver.solve import Progress
+from cpembed.driver.tune import measure_schedules
 from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -184,6 +185,8 @@ def run(
 ) -> RunResult | SolveResult:
     """Search, choose a candidate, build it, verify it on random data, and time it.
 
+    With ``measure`` schedules are tuned first, as many as
+    :func:`~cpembed.driver.tune.tune` measures by default, on a GPU the first three by the model.
     Without a candidate in the options, what :func:`~cpembed.driver.tune.tune` kept is run; where
     nothing is kept, or with ``untuned``, the one among the best of the ranking that the target's
     model says is the fastest (:mod:`cpembed.targets.choice`). Of a place in the ranking, tuning
@@ -217,6 +220,8 @@ def run(
         If the numbers are wrong.
     """
     options = merged(RunOptions, options, keywords)
+    if options.measure:
+        options = measure_schedules(workload, target, options, progress)
     request = Request(workload, target, options, progress=progress)
     report: Progress = progress or silent
     # Fresh data in every run: a defect that one seed hides is found by another, which is printed.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ from typing import Any
 from cpembed.blocks import Displayed
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
-from cpembed.driver.options import KernelOptions, SolveOptions, TuneOptions, merged
+from cpembed.driver.options import (
+    WIDER,
+    KernelOptions,
+    RunOptions,
+    SolveOptions,
+    TuneOptions,
+    merged,
+)
 from cpembed.driver.pipeline import choose, of_several_statements
 from cpembed.driver.plan import AnyTarget, Request, Selection
 from cpembed.driver.result import SolveResult, workload_json
@@ -253,6 +260,48 @@ def tune(
         if on_trial is not None and best is not None:
             on_trial(number, trial, best)
     return opened.result()
+
+
+def measure_schedules(
+    workload: Computation,
+    target: str | HardwareSpec,
+    options: RunOptions,
+    progress: Progress | None = None,
+) -> RunOptions:
+    """Tune the embeddings that a run compares, and return the options that run the fastest.
+
+    Parameters
+    ----------
+    workload, target, progress
+        As for :func:`tune`.
+    options : RunOptions
+        Options of the run, whose machine is by default the one that measures.
+
+    Raises
+    ------
+    BackendUnavailable
+        If this machine measures no schedules of the target.
+    WorkloadError
+        If the options leave nothing to choose.
+    """
+    if options.named_candidate or options.untuned or options.backend == "generic":
+        raise WorkloadError(
+            "--measure chooses by times: leave out --rank, --id, --weights, --untuned and "
+            "--backend generic"
+        )
+    tuning = TuneOptions(
+        constraints=options.constraints or WIDER,
+        timeout=options.timeout,
+        seed=options.seed,
+        candidates=CONSIDERED,
+        output=options.output,
+        machine=options.machine,
+    )
+    tuned = tune(workload, target, tuning, progress=progress)
+    if isinstance(tuned, SolveResult) or options.machine is not None:
+        return options
+    # The trials are those of the machine that the GPU here is.
+    return replace(options, machine=tuned.target.described_machine)
 
 
 def open_tuning(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -273,6 +273,22 @@ class Computation:
     def with_dtypes(self, dtypes: dict[str, str]) -> Computation:
         """Replace the element types of these operands."""
         return self.with_operands(lambda o: replace(o, dtype=dtypes.get(o.name, o.dtype)))
+
+    def with_names(self, names: Mapping[str, str]) -> Computation:
+        """Return the computation with other names of some operands, by their names."""
+
+        def named(operand: Operand) -> Operand:
+            return replace(operand, name=names.get(operand.name, operand.name))
+
+        def access(old: Access) -> Access:
+            return replace(old, operand=names.get(old.operand, old.operand))
+
+        return replace(
+            self,
+            inputs=tuple(map(named, self.inputs)),
+            outputs=tuple(map(named, self.outputs)),
+            statements=changed_accesses(self.statements, access),
+        )
 
     def with_operands(self, change: Callable[[Operand], Operand]) -> Computation:
         """Apply a function to every operand and keep the statements."""

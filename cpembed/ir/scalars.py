@@ -58,6 +58,16 @@ def input_numbers(node: Scalar) -> set[int]:
     return {number for argument in arguments for number in input_numbers(argument)}
 
 
+def substituted(node: Scalar, change: Callable[[Input], Scalar]) -> Scalar:
+    """Return an expression with ``change`` applied to each input."""
+    if isinstance(node, Input):
+        return change(node)
+    if isinstance(node, Apply):
+        arguments = tuple(substituted(argument, change) for argument in node.arguments)
+        return Apply(node.operation, arguments)
+    return node
+
+
 def operations(node: Scalar) -> set[str]:
     """Return the names of the operations of an expression.
 

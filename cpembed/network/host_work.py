@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.codegen.epilogue import Epilogue
-from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Kind, Product, TensorType
-from cpembed.ir.scalars import Apply, Input, Number, Scalar
+from cpembed.ir.scalars import Apply, Input, Number, Scalar, substituted
 from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.operators.operation_counts import WIDTH
@@ -47,17 +46,21 @@ def host_target(accelerator: AnyTarget) -> AnyTarget:
     return open_target(native[0]) if native else accelerator
 
 
-def operator_on_host(graph: Graph, operator: Operator, host: AnyTarget) -> HostWork:
+def operator_on_host(
+    kind: Kind,
+    inputs: Sequence[PlacedTensor],
+    outputs: Sequence[PlacedTensor],
+    host: AnyTarget,
+) -> HostWork:
     """Return the work of an operator that the host executes as a whole.
 
     Parameters
     ----------
-    graph : Graph
-    operator : Operator
+    kind : Kind
+    inputs, outputs : sequence of PlacedTensor
     host : Target
         From :func:`host_target`.
     """
-    kind = operator.kind
     if isinstance(kind, Product):
         # Multiply-accumulates on vectors, two operations each.
         operations = 2 * kind.computation.macs / WIDTH
@@ -65,10 +68,6 @@ def operator_on_host(graph: Graph, operator: Operator, host: AnyTarget) -> HostW
         epilogue = epilogue_on_host(kind, host)
         us += sum(each.us for each in epilogue)
         return HostWork(" and ".join(["the product", *(each.work for each in epilogue)]), us)
-    inputs, outputs = (
-        [PlacedTensor.plain(graph.types[name]) for name in names]
-        for names in (operator.inputs, operator.outputs)
-    )
     return HostWork(kind.label, estimate_operator_us(host, kind, inputs, outputs, 1))
 
 
@@ -117,7 +116,10 @@ def epilogue_on_host(kind: Product, host: AnyTarget) -> tuple[HostWork, ...]:
         inputs.append(replace(sums, dtype=epilogue.residual.dtype))
         value = Apply("add", (value, Input(1)))
     if epilogue.chain is not None:
-        value = _within(epilogue.chain.expression, value)
+        # Vectors are constants here too.
+        parts = {0: value, 1: Input(1) if epilogue.residual is not None else Number(1)}
+        expression = epilogue.chain.expression
+        value = substituted(expression, lambda node: parts.get(node.number, Number(1)))
     us = _elementwise_us(value, epilogue.dtype, inputs, host)
     return (HostWork(_epilogue_text(epilogue), us),)
 
@@ -134,19 +136,6 @@ def _epilogue_text(epilogue: Epilogue) -> str:
     }
     names = [name for name, is_used in steps.items() if is_used]
     return ", ".join([*names, f"results in {epilogue.dtype}"])
-
-
-def _within(expression: Scalar, value: Scalar) -> Scalar:
-    """Return a chain's expression on the result of the other steps; vectors are constants."""
-    match expression:
-        case Input(0):
-            return value
-        case Input(1):
-            return expression
-        case Apply(operation, arguments):
-            return Apply(operation, tuple(_within(each, value) for each in arguments))
-        case _:
-            return Number(1)
 
 
 def _elementwise_us(

@@ -117,6 +117,28 @@ class Layout:
             strides[1] = 1
         return tuple(strides)
 
+    def buffer_of(self, array: NDArray[Any], fill: int = 0) -> NDArray[Any]:
+        """Return a tensor as it lies in memory, with a number in the halo.
+
+        Parameters
+        ----------
+        array : ndarray
+            The tensor in the order of its axes.
+        fill : int, default 0
+            Element of the halo.
+        """
+        padded = array.reshape(self.shape)
+        if self.has_halo:
+            margins = [(width, width) for width in self.halo]
+            padded = np.pad(padded, margins, constant_values=fill)
+        order = [*self.order]
+        if self.block > 1:
+            shape = padded.shape
+            padded = padded.reshape(shape[0], -1, self.block, *shape[2:])
+            # Axes behind the channels moved by one; the innermost is that inside a block.
+            order = [*(axis + (axis > 1) for axis in order), 2]
+        return np.ascontiguousarray(padded.transpose(order))
+
     def elements_of(self, buffer: NDArray[Any]) -> NDArray[Any]:
         """Copy the tensor out of a flat buffer into the order of its axes."""
         array = buffer.reshape(self.physical_shape)
@@ -170,12 +192,12 @@ _same_map = cache(same_map)
 # Parts of the names of computations whose operands are images: channels, then spatial axes.
 _CONVOLUTIONS = ("conv", "depthwise")
 
-# Kinds that read and write images alike, so that a layout that suits a convolution reaches the
-# next one through them without a conversion.
-_PROPAGATING = (
+PROPAGATING = (
     *(kinds.Elementwise, kinds.Table, kinds.Quantize, kinds.Dequantize),
     *(kinds.Pool, kinds.Concat, kinds.Resize, kinds.Pad, kinds.Expand),
 )
+"""Kinds that read and write images alike, so that a layout that suits a convolution reaches the
+next one through them without a conversion."""
 
 BLOCK = 16
 """Channels per block: a vector register has this many lanes of 32 bits."""
@@ -207,7 +229,7 @@ class CandidateLayouts:
             before = len(images)
             for operator in self.graph.operators:
                 ports = [n for n in (*operator.inputs, *operator.outputs) if self._may_be_image(n)]
-                if isinstance(operator.kind, _PROPAGATING) and images & {*ports}:
+                if isinstance(operator.kind, PROPAGATING) and images & {*ports}:
                     # Operands that broadcast with fewer axes have their channels elsewhere.
                     rank = len(self.graph.types[operator.outputs[0]].shape)
                     images |= {n for n in ports if len(self.graph.types[n].shape) == rank}
@@ -278,7 +300,7 @@ class CandidateLayouts:
             return True
         users = [*self.graph.readers[name]]
         users += [self.graph.producers[name]] if name in self.graph.producers else []
-        return any(not (is_convolution(o) or isinstance(o.kind, _PROPAGATING)) for o in users)
+        return any(not (is_convolution(o) or isinstance(o.kind, PROPAGATING)) for o in users)
 
 
 def is_convolution(operator: Operator) -> bool:

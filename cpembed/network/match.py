@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 from cpembed.blocks import Displayed
 from cpembed.driver.across import Figure, Line, Time, line
-from cpembed.driver.matching import Match, match_in_worker, network_units, prepared_for
+from cpembed.driver.matching import Match, match_in_worker, network_units
 from cpembed.driver.named import hardware_specs
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
@@ -46,13 +46,15 @@ from cpembed.graph.loop import nested_operators
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.network.attention import AttentionKernel
-from cpembed.network.build import uniquely_named
+from cpembed.network.build import prepared_and_named, uniquely_named
 from cpembed.network.executions import WEIGHT_ONLY
 from cpembed.network.pair_executions import PairPolicy
 from cpembed.network.physical_product import channels_last
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
 from cpembed.network.stepwise import step_request
+from cpembed.network.stepwise_chains import ChainedGraph, FusedChain, with_chains
+from cpembed.network.stepwise_layouts import StepLayouts
 from cpembed.provenance import Provenance
 from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import links_here
@@ -79,9 +81,10 @@ class OperatorMatch:
         Result of the search; like the two before it, None for operators that are no products.
     unmatched : str
         Reason why an operator without a match has none.
-    attention_macs : int
-        Multiply-accumulates of an attention, whose computation and match are those of the scores of
-        a tile; 0 for other operators.
+    chain_macs : int
+        Multiply-accumulates of two products that are one kernel, whose computation and match are
+        those of the first (of an attention on a processor, of the scores of a tile); 0 for other
+        operators.
     weight_only_macs : int
         Multiply-accumulates of a weight-only product, which has no match; 0 for other operators.
     """
@@ -92,21 +95,21 @@ class OperatorMatch:
     layer: int | None = None
     match: Match | None = None
     unmatched: str = _NO_PRODUCT
-    attention_macs: int = 0
+    chain_macs: int = 0
     weight_only_macs: int = 0
 
     @property
     def macs(self) -> int:
-        if self.computation is None or self.attention_macs:
-            return self.attention_macs or self.weight_only_macs
+        if self.computation is None or self.chain_macs:
+            return self.chain_macs or self.weight_only_macs
         return self.computation.macs
 
     @property
     def products(self) -> int:
-        """Number of products: two in an attention."""
+        """Number of products: two in a chain."""
         if self.match is None:
             return 0
-        return 2 if self.attention_macs else 1
+        return 2 if self.chain_macs else 1
 
     @property
     def is_embedded(self) -> bool:
@@ -260,7 +263,7 @@ def match(
     prepares: bool = True,
     float_type: FloatType | None = None,
     pairs: PairPolicy = "auto",
-    layout: ImageLayout = "NCHW",
+    layout: ImageLayout | None = None,
     progress: Progress = silent,
 ) -> MatchResult:
     """Return the kernel or the mapping of each product of a network on each target.
@@ -284,16 +287,17 @@ def match(
         Type to which operands of float products are rounded, as in a network.
     pairs : PairPolicy, default "auto"
         Where pairs of operators are one kernel, as in a network.
-    layout : ImageLayout, default "NCHW"
+    layout : ImageLayout, optional
         Layout of the images of convolutions in the memory of targets that are searched product by
-        product; plans of networks choose the layouts themselves.
+        product; by default that in which they run the network. Plans of networks choose the layouts
+        themselves.
     progress : Progress, optional
 
     Raises
     ------
     SpecError
-        For a wrong target, for two targets of one name, and for another layout than the default
-        with a target whose networks are planned; passes may raise other errors.
+        For a wrong target, for two targets of one name, and for a layout with a target whose
+        networks are planned; passes may raise other errors.
     """
     units = [network_units(target, float_type) for target in targets]
     hardware_specs([each.named for each in units if each.named is not None])
@@ -301,16 +305,14 @@ def match(
         units = [_without_alternatives(each) for each in units]
     results: list[TargetMatch] = []
     planned = [_is_planned(each) for each in units]
-    if layout != "NCHW" and any(planned):
+    if layout is not None and any(planned):
         name = units[planned.index(True)].name
         raise SpecError(
             f"the plan of a network on {name} chooses the layout of each tensor: leave --layout "
             "(layout=) out"
         )
     for each, is_planned in zip(units, planned, strict=True):
-        # One operator for an attention, as in the network; a search knows its products only.
-        prepared = prepared_for(graph, each, attends=is_planned) if prepares else graph
-        network = uniquely_named(prepared)
+        network = prepared_and_named(graph, each) if prepares else uniquely_named(graph)
         if is_planned:
             planning = Planning(timeout=timeout, pairs=pairs)
             try:
@@ -321,7 +323,8 @@ def match(
             else:
                 results.append(_of_plan(plan))
                 continue
-        results.append(_of_searches(network, each.primary, (timeout, layout), progress))
+        options = _SearchOptions(timeout, layout, pairs)
+        results.append(_of_searches(network, each.primary, options, progress))
     return MatchResult(graph.name, sum(1 for _ in nested_operators(graph)), tuple(results))
 
 
@@ -347,14 +350,17 @@ def _of_plan(plan: NetworkPlan) -> TargetMatch:
         for operator, inner in nested
         if isinstance(operator.kind, Product)
     }
-    attentions: dict[str, AttentionKernel] = {}
+    chains: dict[str, _ChainRow] = {}
     for operator, inner in nested:
         execution = inner.execution(operator)
         if execution.attention is not None:
-            attentions[operator.name] = execution.attention
+            tile = [p.candidate.program.unfused for p in execution.attention.products]
+            chains[operator.name] = _ChainRow(
+                (_anonymous(tile[0]), _anonymous(tile[1])), execution.attention.macs
+            )
             matches[operator.name] = _match_of_attention(execution.attention)
     operators = [operator for operator, _ in nested]
-    target = _target_match(plan.units.name, operators, matches, plan.units.members, attentions)
+    target = _target_match(plan.units.name, operators, matches, plan.units.members, chains)
     return replace(target, is_planned=True)
 
 
@@ -395,38 +401,86 @@ def _match_of_product(kind: Product, plan: NetworkPlan, operator: Operator) -> M
     )
 
 
+@dataclass(frozen=True)
+class _SearchOptions:
+    """Seconds of a search, layout of images if it is not the target's, pairs in one kernel."""
+
+    timeout: float | None
+    layout: ImageLayout | None
+    pairs: PairPolicy
+
+
 def _of_searches(
-    graph: Graph,
-    spec: HardwareSpec,
-    options: tuple[float | None, ImageLayout],
-    progress: Progress,
+    graph: Graph, spec: HardwareSpec, options: _SearchOptions, progress: Progress
 ) -> TargetMatch:
-    """Search each product by itself, in the worker; equal ones once, whatever their names."""
-    timeout, layout = options
+    """Search each product by itself, in the worker; equal ones once, whatever their names.
+
+    Chains of products that the target runs as one kernel are its choice.
+    """
+    chained = _chained(graph, spec, options)
     matches: dict[str, Match] = {}
     by_workload: dict[Computation, Match] = {}
-    nested = [(operator, inner) for operator, inner, _ in nested_operators(graph)]
+    nested = [(operator, inner) for operator, inner, _ in nested_operators(chained.graph)]
     products = [each for each in nested if isinstance(each[0].kind, Product)]
     for number, (operator, inner) in enumerate(products):
         progress(f"{operator.name} on {spec.name}", number, len(products))
-        request = _request(inner, operator, spec, timeout)
-        if layout == "NHWC":
-            last = channels_last(inner, operator, request.workload)
-            request = replace(request, workload=last)
+        layouts = chained.layouts
+        if inner is not chained.graph:
+            layouts = StepLayouts(inner, layouts.channels_last)
+        request = _request(layouts, operator, spec, options)
         workload = _anonymous(request.workload)
         if workload not in by_workload:
             by_workload[workload] = match_in_worker(replace(request, workload=workload))
         matches[operator.name] = by_workload[workload]
     progress("", len(products), len(products))
-    return _target_match(spec.name, [each for each, _ in nested], matches, (spec.name,))
+    chains = {
+        name: _ChainRow(
+            (_anonymous(each.chain.first), _anonymous(each.chain.second)),
+            each.chain.macs,
+        )
+        for name, each in chained.fused.items()
+    }
+    matches |= {name: _match_of_chain(each, spec) for name, each in chained.fused.items()}
+    return _target_match(spec.name, [each for each, _ in nested], matches, (spec.name,), chains)
+
+
+def _chained(graph: Graph, spec: HardwareSpec, options: _SearchOptions) -> ChainedGraph:
+    """Return the graph with its chains, as the target runs it; without, in another layout."""
+    try:
+        target = open_target(spec)
+    except BackendUnavailable:
+        # Nothing executes the specification.
+        return ChainedGraph(graph, StepLayouts(graph, channels_last=False), {}, {})
+    if options.layout is None:
+        return with_chains(graph, target, options.pairs)
+    return with_chains(graph, target, options.pairs, channels_last=False, fuses=False)
+
+
+def _match_of_chain(fused: FusedChain, spec: HardwareSpec) -> Match:
+    """Return the match of a chain: its time, and the embedding of its first product."""
+    candidate, us = fused.candidate, fused.candidate.estimated_us
+    first, *_ = candidate.products
+    return Match(
+        embedded_on=spec.name,
+        embedding=first.embedding,
+        utilisation=min(each.overheads.utilisation for each in candidate.products),
+        estimated=Time(us, "us", us, Provenance.ESTIMATED, open_target(spec).described_machine),
+        moved_bytes=0,
+        reason=f"one kernel, through {candidate.via}",
+    )
 
 
 def _request(
-    graph: Graph, operator: Operator, spec: HardwareSpec, timeout: float | None
+    layouts: StepLayouts, operator: Operator, spec: HardwareSpec, options: _SearchOptions
 ) -> Request:
     """Return the request for a product's kernel, as the target would run it."""
+    timeout = options.timeout
     try:
-        return step_request(graph, operator, spec, timeout)
+        request = step_request(layouts, operator, spec, timeout)
+        if options.layout != "NHWC":
+            return request
+        last = channels_last(layouts.graph, operator, request.workload)
+        return replace(request, workload=last)
     except BackendUnavailable:
         # Nothing executes the specification; it can still be embedded.
         assert isinstance(operator.kind, Product)
@@ -438,27 +492,34 @@ def _anonymous(computation: Computation) -> Computation:
     return replace(computation, name="product")
 
 
+@dataclass(frozen=True)
+class _ChainRow:
+    """Two products that are one kernel, without their names, and their multiply-accumulates."""
+
+    products: tuple[Computation, Computation]
+    macs: int
+
+
 def _target_match(
     target: str,
     operators: Sequence[Operator],
     matches: Mapping[str, Match],
     members: tuple[str, ...],
-    attentions: Mapping[str, AttentionKernel] | None = None,
+    chains: Mapping[str, _ChainRow],
 ) -> TargetMatch:
     numbers: dict[Computation, int] = {}
 
     def row(operator: Operator) -> OperatorMatch:
-        attention = (attentions or {}).get(operator.name)
-        if attention is not None:
-            tile = [_anonymous(product.candidate.program.unfused) for product in attention.products]
-            layers = [numbers.setdefault(each, len(numbers)) for each in tile]
+        chain = chains.get(operator.name)
+        if chain is not None:
+            layers = [numbers.setdefault(each, len(numbers)) for each in chain.products]
             return OperatorMatch(
                 name=operator.name,
                 label=operator.kind.label,
-                computation=tile[0],
+                computation=chain.products[0],
                 layer=layers[0],
                 match=matches[operator.name],
-                attention_macs=attention.macs,
+                chain_macs=chain.macs,
             )
         if not isinstance(operator.kind, Product):
             unmatched = OperatorMatch(operator.name, operator.kind.label)

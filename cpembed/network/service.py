@@ -28,6 +28,7 @@ from cpembed.network.stepwise import StepwiseRun, run_stepwise
 from cpembed.network.stepwise_document import stepwise_document
 from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import links_here
+from cpembed.targets.chains import Chaining
 from cpembed.targets.outputs import saved_file_instructions
 from cpembed.targets.registry import open_target
 from cpembed.targets.units import NATIVE, Units
@@ -191,6 +192,7 @@ def _network_stepwise(
         progress=progress,
         timeout=request.planning.timeout,
         save=request.folder,
+        pairs=request.planning.pairs,
     )
     document = {**stepwise_document(stepwise), **float_types(graph, units)}
     if request.folder is not None:
@@ -247,7 +249,7 @@ def links(units: Units) -> bool:
 
 def _require_implicit(units: Units, planning: Planning) -> None:
     """Raise :class:`BackendUnavailable` for a method, or pairs, that the target does not run."""
-    if planning.pairs == "always":
+    if planning.pairs == "always" and not isinstance(open_target(units.primary), Chaining):
         raise BackendUnavailable(
             f"{units.name} runs networks product by product: leave --pairs always out"
         )

@@ -16,29 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.epilogue import RESIDUAL, Epilogue
 from cpembed.driver.advice import empty_places
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Plan, Request, Selection
 from cpembed.errors import CpembedError, LoweringError, WorkloadError
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
-from cpembed.graph.kinds import Attention, Product, TensorType
-from cpembed.graph.passes.second_results import fuse_second_results
+from cpembed.graph.kinds import Attention, Kind, Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.network.host_work import HostWork, host_target, operator_on_host, product_on_host
-from cpembed.network.layout import Layout, is_convolution, padding_of
+from cpembed.network.layer_chains import ProductPair
 from cpembed.network.observation import Verdict, difference
-from cpembed.network.physical_product import physical_product
+from cpembed.network.pair_executions import PairPolicy
 from cpembed.network.product_kernels import family_text, utilisation
-from cpembed.network.stepwise_chains import (
-    FusedAttention,
-    executed_chain,
-    with_chains,
-    with_undefined_rows,
-)
+from cpembed.network.stepwise_chains import ChainedGraph, executed_chain, with_chains
+from cpembed.network.stepwise_layouts import StepLayouts
 from cpembed.runtime import worker
 from cpembed.steps import Progress
 from cpembed.targets.capabilities import AnyTarget
@@ -93,13 +88,24 @@ class StepResult:
 
 @dataclass(frozen=True)
 class StepwiseRun:
-    """Results of a network that was executed operator by operator."""
+    """Results of a network that was executed operator by operator.
 
-    graph: Graph
+    Attributes
+    ----------
+    chained : ChainedGraph
+        Network with its layouts, in which chains that are one kernel are one operator.
+    """
+
+    chained: ChainedGraph
     target: HardwareSpec
     steps: tuple[StepResult, ...]
     outputs: Mapping[str, Array]
     provenance: str
+
+    @property
+    def graph(self) -> Graph:
+        """Network that was executed."""
+        return self.chained.graph
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
@@ -115,6 +121,7 @@ def run_stepwise(
     progress: Progress,
     timeout: float | None = None,
     save: Path | None = None,
+    pairs: PairPolicy = "auto",
 ) -> StepwiseRun:
     """Run a network that was prepared for the target, operator by operator.
 
@@ -128,6 +135,8 @@ def run_stepwise(
         Seconds of each search for embeddings.
     save : Path, optional
         Folder for the program of each product, if the target has programs.
+    pairs : PairPolicy, default "auto"
+        Where pairs of products are one kernel, on targets that make kernels of chains.
 
     Raises
     ------
@@ -137,10 +146,8 @@ def run_stepwise(
     check_inputs(graph, inputs)
     machine = open_target(target)
     host = host_target(machine)
-    chained = with_chains(graph, machine)
+    chained = with_chains(graph, machine, pairs)
     graph = chained.graph
-    if machine.takes_epilogues:
-        graph = fuse_second_results(graph)
     selections: dict[tuple[Computation, Any], Selection | str] = {}
     values: dict[str, Array] = {**graph.constants, **inputs}
     steps: list[StepResult] = []
@@ -152,22 +159,24 @@ def run_stepwise(
         folder = None if save is None else save / _file_name(number, operator.name)
         if isinstance(operator.kind, Product):
             product_step = _ProductStep(
-                target=machine, operator=operator, kind=operator.kind, timeout=timeout, save=folder
+                target=machine,
+                operator=operator,
+                kind=operator.kind,
+                layouts=chained.layouts,
+                timeout=timeout,
+                save=folder,
             )
             step, modes = product_step.run(arrays, selections)
-            reason = chained.reasons.get(operator.name)
-            step = step if reason is None else replace(step, reason=reason)
         elif operator.name in chained.fused:
-            attention = chained.fused[operator.name]
-            step, modes = _attention_step(machine, operator, attention, arrays, folder)
-        step = replace(step, verdict=_verdict(operator, modes or [expected], expected))
+            step, modes = _chain_step(machine, operator, chained, arrays, folder)
+        step = replace(step, verdict=_verdict(operator, modes or [expected], expected, arrays))
         results = modes[0] if modes else expected
-        steps.append(replace(step, host=_host_works(graph, step, host)))
+        steps.append(replace(step, host=_host_works(chained, step, host)))
         # Later operators read the target's results, as they would in a library.
         values |= zip(operator.outputs, results, strict=True)
     outputs = {name: values[name] for name in graph.outputs}
     return StepwiseRun(
-        graph=graph,
+        chained=chained,
         target=target,
         steps=tuple(steps),
         outputs=outputs,
@@ -175,28 +184,43 @@ def run_stepwise(
     )
 
 
-def _host_works(graph: Graph, step: StepResult, host: AnyTarget) -> tuple[HostWork, ...]:
-    """Return what the host does of an operator."""
-    operator = step.operator
+def _host_works(chained: ChainedGraph, step: StepResult, host: AnyTarget) -> tuple[HostWork, ...]:
+    """Return what the host does of an operator, conversions of layouts included."""
+    operator, layouts = step.operator, chained.layouts
+    parts = chained.parts(operator)
+    works = [work for part in parts for work in layouts.conversion_work(part, host)]
     if step.executed_on is None:
-        return (operator_on_host(graph, operator, host),)
+        for part in parts:
+            read, written = layouts.placed(part, part.inputs), layouts.placed(part, part.outputs)
+            works.append(operator_on_host(part.kind, read, written, host))
+        return tuple(works)
     if not isinstance(operator.kind, Product):
-        return ()
+        return tuple(works)
     remaining = operator.kind
     if step.stored == _RESULTS:
         remaining = remaining.with_epilogue(None)
-    first = graph.types[operator.inputs[0]]
-    if _halo(operator, remaining, first) is None:
+    first = layouts.graph.types[operator.inputs[0]]
+    if not layouts.product(operator, operator.kind).first.has_halo:
         remaining = replace(remaining, padding=0)
-    return product_on_host(remaining, first, host)
+    return (*works, *product_on_host(remaining, first, host))
 
 
 def _verdict(
-    operator: Operator, modes: Sequence[tuple[Array, ...]], expected: tuple[Array, ...]
+    operator: Operator,
+    modes: Sequence[tuple[Array, ...]],
+    expected: tuple[Array, ...],
+    arrays: Sequence[Array],
 ) -> Verdict:
     """Return the comparison of the results in each mode of a target with the definition."""
+    kind = operator.kind
+    # Errors of a pair are relative to the largest sum, which its epilogue may make small.
+    sums = kind.sums(arrays) if isinstance(kind, ProductPair) else None
     verdicts = [
-        Verdict(operator.name, difference(result, definition), _tolerance(operator, definition))
+        Verdict(
+            operator.name,
+            difference(result, definition),
+            max(_tolerance(kind, each) for each in (definition, sums) if each is not None),
+        )
         for results in modes
         for result, definition in zip(results, expected, strict=True)
     ]
@@ -204,10 +228,9 @@ def _verdict(
     return max(failed or verdicts, key=lambda verdict: verdict.max_error)
 
 
-def _tolerance(operator: Operator, expected: Array) -> float:
+def _tolerance(kind: Kind, expected: Array) -> float:
     """Return the allowed difference of a result, 0 where integers are exact."""
-    kind = operator.kind
-    if isinstance(kind, Attention):
+    if isinstance(kind, Attention | ProductPair):
         return TOLERANCES.get(kind.factors, 0.0) * _largest(expected)
     if not isinstance(kind, Product):
         return 0.0
@@ -226,45 +249,42 @@ def _largest(array: Array) -> float:
     return float(finite[np.isfinite(finite)].max(initial=0.0))
 
 
-def _attention_step(
+def _chain_step(
     target: AnyTarget,
     operator: Operator,
-    attention: FusedAttention,
+    chained: ChainedGraph,
     arrays: list[Array],
     save: Path | None,
 ) -> tuple[StepResult, list[tuple[Array, ...]] | None]:
-    """Run an attention as one kernel; no results if the host has to compute it."""
-    verdict, candidate = Verdict(operator.name, 0.0, 0.0), attention.candidate
+    """Run a chain as one kernel; no results if the host has to compute it."""
+    fused = chained.fused[operator.name]
+    verdict, candidate = Verdict(operator.name, 0.0, 0.0), fused.candidate
     try:
-        outputs = worker.call(
-            executed_chain, target.spec, attention, attention.inputs(arrays), save
-        )
+        outputs = worker.call(executed_chain, target.spec, candidate, fused.inputs(arrays), save)
     except CpembedError as error:
         return StepResult(operator, verdict, reason=str(error)), None
-    kind = attention.kind
-    (result,) = kind.types([TensorType.of_array(array) for array in arrays])
     step = StepResult(
         operator=operator,
         verdict=verdict,
         executed_on=target.spec.name,
         embedding="; ".join(candidate.identifiers),
-        family=attention.family,
+        family="; ".join(candidate.mappings),
+        utilisation=min(each.overheads.utilisation for each in candidate.products),
         estimated=candidate.estimated_us,
         stored=_RESULTS,
     )
-    return step, [
-        (with_undefined_rows(kind, arrays, output.reshape(result.shape)),) for output in outputs
-    ]
+    return step, [(fused.result(arrays, output),) for output in outputs]
 
 
 def step_request(
-    graph: Graph, operator: Operator, spec: HardwareSpec, timeout: float | None
+    layouts: StepLayouts, operator: Operator, spec: HardwareSpec, timeout: float | None
 ) -> Request:
     """Return the kernel that a product of a network needs of a target that runs it alone.
 
     Parameters
     ----------
-    graph : Graph
+    layouts : StepLayouts
+        Layouts of the graph.
     operator : Operator
         Product of the graph.
     spec : HardwareSpec
@@ -276,11 +296,10 @@ def step_request(
     BackendUnavailable
         If nothing executes the target.
     """
-    kind, first = operator.kind, graph.types[operator.inputs[0]]
+    kind = operator.kind
     assert isinstance(kind, Product)
-    widths = _halo(operator, kind, first)
-    workload = kind.computation if widths is None else _in_memory(kind, first.shape, widths)
     target = open_target(spec)
+    workload = layouts.product(operator, kind).computation
     return _request(target, workload, _epilogue(target, kind), timeout)
 
 
@@ -298,21 +317,6 @@ def _epilogue(target: AnyTarget, kind: Product) -> Epilogue | None:
     return kind.epilogue if target.takes_epilogues and not any(kind.zero_points) else None
 
 
-def _halo(operator: Operator, kind: Product, first: TensorType) -> tuple[int, ...] | None:
-    """Return the widths of padding that has to be in memory; None if there is none."""
-    # Targets pad with zeros only; another zero point becomes part of the image.
-    if not kind.padding or not is_convolution(operator):
-        return None
-    widths = tuple(padding_of(kind, first))
-    return widths if any(widths) else None
-
-
-def _in_memory(kind: Product, shape: tuple[int, ...], widths: tuple[int, ...]) -> Computation:
-    layout = Layout.plain(shape).with_halo(widths)
-    output = Layout.plain(kind.computation.output.shape)
-    return physical_product(kind, layout, output).computation
-
-
 @dataclass(frozen=True)
 class _ProductStep:
     """Execution of one product on the target; ``save`` is the folder for its program."""
@@ -320,6 +324,7 @@ class _ProductStep:
     target: AnyTarget
     operator: Operator
     kind: Product
+    layouts: StepLayouts
     timeout: float | None
     save: Path | None
 
@@ -342,7 +347,13 @@ class _ProductStep:
         selections: dict[tuple[Computation, Any], Selection | str],
     ) -> tuple[StepResult, list[tuple[Array, ...]] | None]:
         """Run the product with the product's epilogue, or without one."""
-        workload, first = self._workload(arrays[0])
+        try:
+            placed = self.layouts.product(self.operator, self.kind)
+        except LoweringError as error:
+            return StepResult(
+                self.operator, Verdict(self.operator.name, 0.0, 0.0), reason=str(error)
+            ), None
+        workload = placed.computation
         # Repeated blocks are searched once.
         if (workload, epilogue) not in selections:
             selections[workload, epilogue] = self._choose(workload, epilogue)
@@ -350,12 +361,15 @@ class _ProductStep:
         verdict = Verdict(self.operator.name, 0.0, 0.0)
         if isinstance(selection, str):
             return StepResult(self.operator, verdict, reason=selection), None
+        image = placed.first.buffer_of(arrays[0], self.kind.padding)
         inputs = {
             operand.name: array.reshape(operand.shape)
-            for operand, array in zip(workload.inputs, (first, arrays[1]), strict=True)
+            for operand, array in zip(workload.inputs, (image, arrays[1]), strict=True)
         }
         if epilogue is not None:
             inputs |= self.kind.epilogue_inputs(arrays)
+        if RESIDUAL in inputs:
+            inputs[RESIDUAL] = placed.output.buffer_of(inputs[RESIDUAL])
         try:
             modes, amount, embedding = worker.call(_executed, selection.plan, inputs, self.save)
         except CpembedError as error:
@@ -380,18 +394,10 @@ class _ProductStep:
             if self.kind.epilogue is not None
             else "sums",
         )
+        in_order = [tuple(map(placed.output.elements_of, results)) for results in modes]
         if epilogue is None:
-            return step, [self._with_epilogue(sums, arrays) for (sums,) in modes]
-        return step, [tuple(x.reshape(self.kind.shape) for x in results) for results in modes]
-
-    def _workload(self, first: Array) -> tuple[Computation, Array]:
-        """Return the computation and its first factor, with padding other than 0 in memory."""
-        widths = _halo(self.operator, self.kind, TensorType.of_array(first))
-        if widths is None:
-            return self.kind.computation, first
-        margins = [(0, 0), (0, 0), *((w, w) for w in widths)]
-        padded = np.pad(first, margins, constant_values=self.kind.padding)
-        return _in_memory(self.kind, tuple(first.shape), widths), padded
+            return step, [self._with_epilogue(sums, arrays) for (sums,) in in_order]
+        return step, in_order
 
     def _choose(self, workload: Computation, epilogue: Epilogue | None) -> Selection | str:
         spec, types = self.target.spec, [operand.dtype for operand in workload.inputs]

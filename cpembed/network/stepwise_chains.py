@@ -1,12 +1,12 @@
-"""Chains of products in a network that runs product by product: attention as one kernel each.
+"""Chains of products in a network that runs product by product: attention, and pairs of products.
 
-An attention becomes the chain of its two products where the target makes one kernel of it that is
-estimated to take no longer than the products apart; any other is split into them, with the reason.
+Each becomes one kernel where the target makes one that is estimated to take no longer than the
+products apart. Any other attention is split into its products, with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +14,20 @@ import numpy as np
 
 from cpembed.codegen.epilogue import CHAIN_TYPES
 from cpembed.errors import LoweringError
-from cpembed.graph.graph import Array, Graph
+from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Attention, TensorType
 from cpembed.graph.kinds.attention import AXES
 from cpembed.graph.passes.attention_splitting import split_attentions
 from cpembed.graph.passes.chain_fusion import fuse_chains
+from cpembed.graph.passes.rewriting import Rewriting
+from cpembed.graph.passes.second_results import fuse_second_results
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.parser import parse_computation
+from cpembed.network.layer_chains import FusedLayers, LayerPair, layer_pair
+from cpembed.network.pair_executions import PairPolicy
+from cpembed.network.stepwise_layouts import StepLayouts
 from cpembed.targets.capabilities import AnyTarget
-from cpembed.targets.chains import ChainCandidate, chaining
+from cpembed.targets.chains import ChainCandidate, ChainChoice, Chaining, chaining
 from cpembed.targets.registry import open_target
 from cpembed.workloads.chains import FACTORS, MASK, ProductChain, RowSoftmax
 
@@ -46,11 +51,6 @@ class FusedAttention:
     chain: ProductChain
     candidate: ChainCandidate
 
-    @property
-    def family(self) -> str:
-        """Axes that the embeddings map to each other."""
-        return "; ".join(self.candidate.mappings)
-
     def inputs(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """Return the chain's inputs from those of the operator."""
         named = dict(zip(_factor_names(self.chain), arrays[:3], strict=True))
@@ -66,37 +66,127 @@ class FusedAttention:
             for name, (shape, dtype) in self.chain.inputs.items()
         }
 
+    def result(self, arrays: Sequence[Array], output: Array) -> Array:
+        """Return the operator's result from the kernel's.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray
+            Inputs of the operator.
+        output : ndarray
+            Result of the kernel, in the chain's shape.
+        """
+        (result,) = self.kind.types([TensorType.of_array(array) for array in arrays])
+        return with_undefined_rows(self.kind, arrays, output.reshape(result.shape))
+
+
+FusedChain = FusedAttention | FusedLayers
+"""Operator of a network as one kernel of a chain."""
+
 
 @dataclass(frozen=True)
 class ChainedGraph:
-    """Graph whose attentions are one kernel each, or split into products.
+    """Graph in which chains that are one kernel are one operator each.
 
     Attributes
     ----------
     graph : Graph
-    fused : mapping of str to FusedAttention
+    layouts : StepLayouts
+        Layouts of the graph before pairs of products became one operator.
+    fused : mapping of str to FusedChain
         By the operator's name.
     reasons : mapping of str to str
-        Reason by the name of the operator that computed an attention's result before it was split.
+        Reason why an operator is no kernel of a chain, by its name; of a split attention by that of
+        the operator that computes its result.
     """
 
     graph: Graph
-    fused: Mapping[str, FusedAttention]
+    layouts: StepLayouts
+    fused: Mapping[str, FusedChain]
     reasons: Mapping[str, str]
 
+    def parts(self, operator: Operator) -> tuple[Operator, ...]:
+        """Return the operators that became one, or the operator itself."""
+        fused = self.fused.get(operator.name)
+        return (
+            (fused.pair.first, fused.pair.second) if isinstance(fused, FusedLayers) else (operator,)
+        )
 
-def with_chains(graph: Graph, target: AnyTarget) -> ChainedGraph:
-    """Choose a kernel for each attention, and split those that have none, or a slower one.
+
+def with_chains(
+    graph: Graph,
+    target: AnyTarget,
+    pairs: PairPolicy = "auto",
+    *,
+    channels_last: bool | None = None,
+    fuses: bool = True,
+) -> ChainedGraph:
+    """Choose a kernel for each chain of products.
 
     Parameters
     ----------
     graph : Graph
     target : Target
         Target that runs the products.
+    pairs : PairPolicy, default "auto"
+        Where pairs of products are one kernel: where it is estimated to be faster, wherever there
+        is one, or nowhere.
+    channels_last : bool, optional
+        True if images have the channels last; by default as the target's kernels read them.
+    fuses : bool, default True
+        Make kernels of chains; otherwise attention becomes its products, too.
     """
-    fused: dict[str, FusedAttention] = {}
+    last = target.channels_last if channels_last is None else channels_last
+    choices: dict[ProductChain, ChainChoice | str] = {}
+    if not fuses:
+        graph = _without_attentions(graph, [o.name for o in graph.operators])
+        return ChainedGraph(graph, StepLayouts(graph, last), {}, {})
+    graph, attentions, reasons = _with_attentions(graph, target, choices)
+    if target.takes_epilogues:
+        graph = fuse_second_results(graph)
+    layouts = StepLayouts(graph, last)
+    layers, separate = _layer_kernels(layouts, target, pairs, choices)
+    rewriting = Rewriting(graph)
+    for fused in layers.values():
+        rewriting.replace(fused.pair.second, fused.pair.operator)
+    return ChainedGraph(
+        rewriting.graph(), layouts, {**attentions, **layers}, {**reasons, **separate}
+    )
+
+
+def _layer_kernels(
+    layouts: StepLayouts,
+    target: AnyTarget,
+    pairs: PairPolicy,
+    choices: dict[ProductChain, ChainChoice | str],
+) -> tuple[dict[str, FusedLayers], dict[str, str]]:
+    """Return the pairs of products that are one kernel, and why others are none."""
+    fused: dict[str, FusedLayers] = {}
     reasons: dict[str, str] = {}
-    choices: dict[ProductChain, ChainCandidate | str] = {}
+    if not isinstance(target, Chaining):
+        return fused, reasons
+    for operator in layouts.graph.operators:
+        # Of three products in a row, the first two are one kernel.
+        pair = None if operator.name in fused else layer_pair(layouts, operator)
+        if isinstance(pair, LayerPair):
+            outcome = "pairs are off"
+            if pairs != "never":
+                outcome = _kernel_of(pair.chain, target, choices, always=pairs == "always")
+            if isinstance(outcome, ChainCandidate):
+                fused[pair.second.name] = FusedLayers(pair, outcome)
+            else:
+                reasons[operator.name] = outcome
+        elif pair is not None:
+            reasons[operator.name] = pair
+    return fused, reasons
+
+
+def _with_attentions(
+    graph: Graph, target: AnyTarget, choices: dict[ProductChain, ChainChoice | str]
+) -> tuple[Graph, dict[str, FusedChain], dict[str, str]]:
+    """Return a graph whose attentions are one kernel each, or split into products."""
+    fused: dict[str, FusedChain] = {}
+    reasons: dict[str, str] = {}
     for operator in graph.operators:
         if not isinstance(operator.kind, Attention):
             continue
@@ -106,33 +196,45 @@ def with_chains(graph: Graph, target: AnyTarget) -> ChainedGraph:
         except LoweringError as error:
             reasons[operator.name] = str(error)
             continue
-        # Layers of a network are alike.
-        if chain not in choices:
-            choices[chain] = _kernel_of(chain, target)
-        choice = choices[chain]
-        if isinstance(choice, str):
-            reasons[operator.name] = choice
+        outcome = _kernel_of(chain, target, choices)
+        if isinstance(outcome, str):
+            reasons[operator.name] = outcome
         else:
-            fused[operator.name] = FusedAttention(operator.kind, chain, choice)
-    if reasons:
-        graph = fuse_chains(split_attentions(graph, reasons), CHAIN_TYPES)
-    return ChainedGraph(graph, fused, reasons)
+            fused[operator.name] = FusedAttention(operator.kind, chain, outcome)
+    return _without_attentions(graph, reasons), fused, reasons
 
 
-def _kernel_of(chain: ProductChain, target: AnyTarget) -> ChainCandidate | str:
+def _without_attentions(graph: Graph, names: Collection[str]) -> Graph:
+    """Return a graph in which some attentions are products and a softmax."""
+    split = split_attentions(graph, names)
+    return graph if split is graph else fuse_chains(split, CHAIN_TYPES)
+
+
+def _kernel_of(
+    chain: ProductChain,
+    target: AnyTarget,
+    choices: dict[ProductChain, ChainChoice | str],
+    *,
+    always: bool = False,
+) -> ChainCandidate | str:
     """Return the kernel of a chain, or the reason why its products are computed apart."""
-    try:
-        choice = chaining(target).chain_choice(chain)
-    except LoweringError as error:
-        return str(error)
+    # Layers of a network are alike.
+    if chain not in choices:
+        try:
+            choices[chain] = chaining(target).chain_choice(chain)
+        except LoweringError as error:
+            choices[chain] = str(error)
+    choice = choices[chain]
+    if isinstance(choice, str):
+        return choice
     if not choice.candidates:
-        return choice.unavailable
-    if choice.fuses:
+        return f"no kernel: {choice.unavailable}"
+    if choice.fuses or always:
         return choice.candidates[0]
     products_us = sum(choice.apart_us.values())
     return (
-        f"attention as one kernel is estimated to take {choice.candidates[0].estimated_us:.3g} us, "
-        f"its products apart {products_us:.3g} us"
+        f"no clear gain: one kernel is estimated to take {choice.candidates[0].estimated_us:.3g} "
+        f"us, the products apart {products_us:.3g} us"
     )
 
 
@@ -211,17 +313,20 @@ def _factor_names(chain: ProductChain) -> tuple[str, str, str]:
 
 
 def executed_chain(
-    spec: HardwareSpec, fused: FusedAttention, inputs: Mapping[str, Array], save: Path | None
+    spec: HardwareSpec,
+    candidate: ChainCandidate,
+    inputs: Mapping[str, Array],
+    save: Path | None,
 ) -> tuple[Array, ...]:
-    """Execute an attention; called in the worker.
+    """Execute a chain; called in the worker.
 
     Parameters
     ----------
     spec : HardwareSpec
         Specification of the target.
-    fused : FusedAttention
+    candidate : ChainCandidate
     inputs : mapping of str to ndarray
-        From :meth:`FusedAttention.inputs`.
+        From ``inputs`` of a :data:`FusedChain`.
     save : Path, optional
         Folder for the kernel.
 
@@ -231,7 +336,7 @@ def executed_chain(
         The result in each mode of the target, in the chain's shape.
     """
     target = chaining(open_target(spec))
-    artifact = target.build_chain(fused.candidate)
+    artifact = target.build_chain(candidate)
     execution = target.execute_chain(artifact, inputs)
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)

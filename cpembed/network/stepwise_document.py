@@ -7,8 +7,10 @@ from typing import Any
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Attention, Product
 from cpembed.graph.passes.attention_splitting import attention_products
-from cpembed.network.layout import Layout
+from cpembed.network.host_work import host_target
+from cpembed.network.layer_chains import ProductPair
 from cpembed.network.stepwise import StepResult, StepwiseRun
+from cpembed.network.stepwise_chains import ChainedGraph
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.targets.registry import open_target
 
@@ -16,6 +18,7 @@ from cpembed.targets.registry import open_target
 def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
     """Return the document of a run; times are in the target's unit."""
     graph, unit = run.graph, open_target(run.target).unit
+    layouts, host = run.chained.layouts, host_target(open_target(run.target))
     products = [s for s in run.steps if _products(s.operator)]
     amounts = [s.amount for s in products if s.amount is not None]
     # Estimates in cycles are no times, and are only listed per operator.
@@ -27,14 +30,17 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
         "threads": 1,
         "provenance": run.provenance,
         "unit": unit,
-        "operators": [_step_document(graph, step) for step in run.steps],
-        # The host stores tensors row-major, and targets pack them for themselves.
+        "operators": [_step_document(run.chained, step) for step in run.steps],
         "tensors": {
             name: {
                 "shape": list(kind.shape),
                 "dtype": kind.dtype,
-                "layout": str(Layout.plain(kind.shape)),
-                "conversions": [],
+                "layout": str(layouts.written(name)),
+                "conversions": [
+                    {"to": str(each.read), "us": layouts.conversion_us(each, host)}
+                    for each in layouts.conversions
+                    if each.tensor == name
+                ],
             }
             for name, kind in graph.types.items()
             if not graph.is_constant(name)
@@ -52,7 +58,7 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
             ),
             "macs": sum(_macs(graph, s.operator) for s in products),
             "host_us": sum(work.us for step in run.steps for work in step.host),
-            "conversions": 0,
+            "conversions": len(layouts.conversions),
         },
         "assignment": None,
         **provenance(),
@@ -60,20 +66,37 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
 
 
 def _products(operator: Operator) -> int:
-    """Return the number of products of an operator, two of an attention."""
-    return 2 if isinstance(operator.kind, Attention) else int(isinstance(operator.kind, Product))
+    """Return the number of products of an operator, two of a chain."""
+    is_chain = isinstance(operator.kind, Attention | ProductPair)
+    return 2 if is_chain else int(isinstance(operator.kind, Product))
 
 
 def _macs(graph: Graph, operator: Operator) -> int:
     if isinstance(operator.kind, Attention):
         types = [graph.types[name] for name in operator.inputs]
         return sum(product.macs for product in attention_products(operator.kind, types))
+    if isinstance(operator.kind, ProductPair):
+        return sum(each.computation.macs for each in (operator.kind.first, operator.kind.second))
     return operator.kind.computation.macs if isinstance(operator.kind, Product) else 0
 
 
-def _step_document(graph: Graph, step: StepResult) -> dict[str, Any]:
-    operator, kind = step.operator, step.operator.kind
-    is_product = isinstance(kind, Product)
+def _layouts(chained: ChainedGraph, operator: Operator) -> list[str]:
+    """Return the layouts in which inputs are read, and in which outputs are written."""
+    graph, layouts, parts = chained.graph, chained.layouts, chained.parts(operator)
+    names = [
+        *(name for name in operator.inputs if not graph.is_constant(name)),
+        *operator.outputs,
+    ]
+    return [
+        str(layouts.at(next(p for p in parts if name in (*p.inputs, *p.outputs)), name))
+        for name in names
+    ]
+
+
+def _step_document(chained: ChainedGraph, step: StepResult) -> dict[str, Any]:
+    graph, operator, kind = chained.graph, step.operator, step.operator.kind
+    parts = [part.kind for part in chained.parts(operator)]
+    products = [str(part.computation) for part in parts if isinstance(part, Product)]
     # The host computes the definition itself, which is compared with nothing.
     is_compared = step.executed_on is not None
     return {
@@ -82,12 +105,15 @@ def _step_document(graph: Graph, step: StepResult) -> dict[str, Any]:
         "label": kind.label,
         "inputs": [n for n in operator.inputs if not graph.is_constant(n)],
         "outputs": list(operator.outputs),
-        "workload": str(kind.computation) if is_product else None,
+        "layouts": _layouts(chained, operator),
+        "workload": "; ".join(products) or None,
         "macs": _macs(graph, operator),
         "embedded_on": step.executed_on,
         "embedding": step.embedding,
         "family": step.family,
         "utilisation": step.utilisation,
+        "fused_with": chained.parts(operator)[0].name if isinstance(kind, ProductPair) else None,
+        "not_fused": None if step.executed_on is None else chained.reasons.get(operator.name),
         "reason": step.reason or (None if _products(operator) else "computed by the host"),
         "predicted_us": None,
         "measured_us": step.amount if step.unit == "us" else None,

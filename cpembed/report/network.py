@@ -187,7 +187,8 @@ def _totals(network: Network) -> list[tuple[str, str]]:
 
 def _pairs_text(network: Network) -> str:
     """Return how many pairs of operators are one kernel, and why further ones are not."""
-    pairs = sum(operator.fused_with is not None for operator in network.operators) // 2
+    # Both operators name each other, or one computes both.
+    pairs = len({frozenset((o.name, o.fused_with)) for o in network.operators if o.fused_with})
     reasons = Counter(o.not_fused.partition(":")[0] for o in network.operators if o.not_fused)
     if not pairs:
         return ""

@@ -51,6 +51,9 @@ _STDERR_TAIL = 4096
 # Seconds to wait for the exit code of a worker that closed its connection.
 _EXIT_SECONDS = 5.0
 
+# Seconds of one wait for a message; operating systems take at most 2^31 milliseconds.
+_LONGEST_WAIT = 1e6
+
 
 def call(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
     """Return the function's result, computed by the worker of this process.
@@ -276,8 +279,7 @@ class Worker:
             # Steps have limits: none runs yet.
             deadline: float | None = None
             while True:
-                seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._connection.poll(seconds):
+                if not self._has_answer(deadline):
                     raise CrashError.too_long(doing, LIMIT_VARIABLE)
                 kind, *values = self._connection.recv()
                 if kind == "step":
@@ -303,6 +305,16 @@ class Worker:
             # kernel did to its memory.
             self.close()
             raise
+
+    def _has_answer(self, deadline: float | None) -> bool:
+        """Wait for a message; return False if none has come by the deadline."""
+        while deadline is not None:
+            seconds = max(0.0, deadline - time.monotonic())
+            if self._connection.poll(min(seconds, _LONGEST_WAIT)):
+                return True
+            if seconds <= _LONGEST_WAIT:
+                return False
+        return self._connection.poll(None)
 
     def stop(self) -> None:
         """Kill the process; a thread that waits for its answer gets a :class:`CrashError`."""

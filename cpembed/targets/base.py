@@ -121,6 +121,8 @@ class Target(ABC, Generic[L, S, A]):
     takes_epilogues: ClassVar[bool] = False
     """True if its kernels may have the :class:`~cpembed.codegen.epilogue.Epilogue` of a network's
     product; else the host computes it from the sums. Libraries of networks have it anyway."""
+    channels_last: ClassVar[bool] = False
+    """True if its kernels read images of networks with the channels last; others are row-major."""
     policy: ClassVar[ChoicePolicy] = ChoicePolicy()
     """Rules by which its estimates choose an embedding."""
 
@@ -196,6 +198,20 @@ class Target(ABC, Generic[L, S, A]):
     def executed_by(self, artifact: A) -> str:
         """Return the name of the executing back end for results."""
         return self.spec.backend or self.spec.name
+
+    def require_executable(self, macs: int) -> None:
+        """Refuse a workload that takes too long to execute here; nothing is refused by default.
+
+        Parameters
+        ----------
+        macs : int
+            Multiply-accumulates of the workload.
+
+        Raises
+        ------
+        BackendUnavailable
+            If executing them would take days.
+        """
 
     def schedule_text(self, embedding: Embedding, schedule: S) -> str:
         """Describe a schedule for a report."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import BackendUnavailable
 from cpembed.targets.base import Array, Execution, Row
 from cpembed.targets.capabilities import AnyTarget
@@ -23,10 +24,8 @@ class ChainCandidate:
 
     Attributes
     ----------
-    mappings : tuple of str
+    products : tuple of RankedCandidate
         Embedding of each product.
-    identifiers : tuple of str
-        Ids of the embeddings.
     via : str
         Place of the operand between the products.
     schedule : str
@@ -38,13 +37,22 @@ class ChainCandidate:
         Plan in the target's own terms.
     """
 
-    mappings: tuple[str, str]
-    identifiers: tuple[str, str]
+    products: tuple[RankedCandidate, ...]
     via: str
     schedule: str
     estimated_us: float
     bound_by: str
     plan: Any
+
+    @property
+    def mappings(self) -> tuple[str, ...]:
+        """Axes that the embedding of each product maps to each other."""
+        return tuple("   ".join(each.embedding.axis_texts) for each in self.products)
+
+    @property
+    def identifiers(self) -> tuple[str, ...]:
+        """Ids of the embeddings."""
+        return tuple(each.identifier for each in self.products)
 
     def to_json(self) -> dict[str, Any]:
         """Return the candidate for documents."""

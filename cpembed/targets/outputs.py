@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.files import write_whole
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.targets.base import Array, Execution
@@ -319,6 +320,25 @@ def save_trace(target: AnyTarget, artifact: Any, path: Path) -> None:
     if not isinstance(target, Traceable):
         raise LoweringError(f"{target.spec.name} has no timeline: leave the trace out")
     target.save_trace(artifact, path)
+
+
+def describe_saved(target: AnyTarget, path: Path, about: str, *, torch: bool) -> None:
+    """Write what is beside a saved artifact: a README, and an operator of PyTorch in its folder.
+
+    Parameters
+    ----------
+    target : Target
+    path : Path
+        Folder of the artifact.
+    about : str
+        Sentence about what it computes.
+    torch : bool
+        Write the operator, if the target has one.
+    """
+    if torch and isinstance(target, TorchSaveable):
+        target.save_torch(path)
+    text = f"# {path.name}\n\n{about}\n\n{saved_file_instructions(target)}\n"
+    write_whole(path.parent / "README.md", text)
 
 
 def saved_file_instructions(target: AnyTarget) -> str:

@@ -48,6 +48,7 @@ def verified(
     inputs : dict of str to ndarray
         The random data, vectors of the epilogue included.
     """
+    target.require_executable(workload.macs)
     inputs = random_inputs(workload, seed)
     vectors = epilogue_vectors(target, Expected(workload, inputs), epilogue, seed)
 

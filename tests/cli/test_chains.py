@@ -81,6 +81,18 @@ def test_kernels_apart_are_built_where_they_are_asked_for(cpembed: Caller) -> No
             ("solve", *HEADS, "--target", "mma_f16", "--pareto"),
             "--pareto means nothing for a chain",
         ),
+        (
+            ("run", *HEADS, "--target", "mma_f16", "--fuse", "--apart"),
+            "--fuse and --apart exclude each other",
+        ),
+        (
+            ("build", *HEADS, "--target", "mma_f16", "-o", "x", "--apart", "--fuse"),
+            "--fuse and --apart exclude each other",
+        ),
+        (
+            ("run", "gemm", "m=8", "n=8", "k=8", "--target", "mma_f16", "--threads", "2"),
+            "--threads is of kernels of processors, and those of mma_f16 are emulated",
+        ),
         (("run", *HEADS, "--target", "mma_f16", "--relu"), "--relu means nothing for a chain"),
         (("run", "attention", "b=1", "--target", "mma_f16"), "attention: missing h q k d"),
         (

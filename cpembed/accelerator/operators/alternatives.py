@@ -18,7 +18,7 @@ from cpembed.accelerator.lemmas import (
 )
 from cpembed.accelerator.matching import matches
 from cpembed.accelerator.moves import moves
-from cpembed.accelerator.operators.forms import OperatorForm, renamed_operands
+from cpembed.accelerator.operators.forms import OperatorForm
 from cpembed.accelerator.operators.views import flattened, squeezed, with_forward_constants
 from cpembed.accelerator.specification import Array, Statement
 from cpembed.hw.isa import InstructionSet
@@ -179,7 +179,7 @@ def sums_as_bytes(form: OperatorForm, machine: InstructionSet) -> OperatorForm |
     composed = f"{read.tensor}.composed"
     statements = [*before, *_bytes_of(read, composed)]
     names = {read.name: composed}
-    statements.append(replace(last, computation=renamed_operands(last.computation, names)))
+    statements.append(replace(last, computation=last.computation.with_names(names)))
     specification = replace(
         form.specification,
         name=f"{form.specification.name}, sums stored as bytes",
@@ -202,7 +202,7 @@ def _bytes_of(sums: Operand, composed: str) -> list[Statement]:
             shapes=dict.fromkeys(operands, sums.shape),
         )
         names = {placeholder: tensor for placeholder, (tensor, _) in operands.items()}
-        return Statement(renamed_operands(computation, names))
+        return Statement(computation.with_names(names))
 
     # All shifts come before all stores, so that two units take turns once.
     shifts: list[Statement] = []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from cpembed.accelerator.specification import Array, Specification, Statement
 from cpembed.graph.graph import Graph, Operator
-from cpembed.ir.computation import Computation, changed_accesses
-from cpembed.ir.expression import Access
 from cpembed.ir.parser import parse_computation
 
 
@@ -175,7 +173,7 @@ class FormBuilder:
             zero_outside=tuple(p for p in outside if p in used),
             takes_constants=True,
         )
-        self.statements.append(Statement(renamed_operands(computation, used), accumulates))
+        self.statements.append(Statement(computation.with_names(used), accumulates))
 
     def form(self, label: str, deviation: str = "") -> OperatorForm:
         """Return the form; ``label`` says which of the operator's forms it is."""
@@ -194,27 +192,6 @@ class FormBuilder:
         return OperatorForm(
             specification, {n: view for n, view in self.tensors.items() if n in used}
         )
-
-
-def renamed_operands(computation: Computation, names: Mapping[str, str]) -> Computation:
-    """Return a computation with other names of its operands.
-
-    Parameters
-    ----------
-    computation : Computation
-    names : mapping of str to str
-        New name of each operand.
-    """
-
-    def renamed(access: Access) -> Access:
-        return replace(access, operand=names.get(access.operand, access.operand))
-
-    return replace(
-        computation,
-        inputs=tuple(replace(o, name=names.get(o.name, o.name)) for o in computation.inputs),
-        outputs=tuple(replace(o, name=names.get(o.name, o.name)) for o in computation.outputs),
-        statements=changed_accesses(computation.statements, renamed),
-    )
 
 
 def number(value: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cpembed.accelerator.operators.forms import FormBuilder, number, renamed_operands
+from cpembed.accelerator.operators.forms import FormBuilder, number
 from cpembed.accelerator.operators.logical import dimension_order, split_order
 from cpembed.accelerator.specification import Array, Statement
 from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, channel_axes, channel_numbers
@@ -85,7 +85,7 @@ def with_sums(
     channel = tuple(f"i{order.index(inner.index(axis))}" for axis in axes)
     parts = ProductParts(builder, kind, output, sums, names, channel, order)
     begins = _initial(parts, bias_after)
-    renamed = renamed_operands(computation, {computation.output.name: sums})
+    renamed = computation.with_names({computation.output.name: sums})
     builder.statements.append(Statement(renamed, begins))
     return parts
 
@@ -123,7 +123,7 @@ def _logical(
         outputs=tuple(_permuted(o, orders[o.name]) for o in computation.outputs),
         statements=changed_accesses(computation.statements, permuted_access),
     )
-    return renamed_operands(ordered, names), orders[computation.output.name]
+    return ordered.with_names(names), orders[computation.output.name]
 
 
 def _permuted(operand: Operand, order: Sequence[int]) -> Operand:

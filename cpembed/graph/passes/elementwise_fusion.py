@@ -18,7 +18,6 @@ from cpembed.graph.passes.expressions import (
     is_whole,
     magnitudes,
     operation_count,
-    substituted,
 )
 from cpembed.graph.passes.quantization import (
     clipped,
@@ -28,7 +27,7 @@ from cpembed.graph.passes.quantization import (
     offset,
 )
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
-from cpembed.ir.scalars import BOOLEAN
+from cpembed.ir.scalars import BOOLEAN, substituted
 
 # Maximum number of inputs and operations of one fused expression: the text of a kernel grows with
 # both.

@@ -6,7 +6,7 @@ A bound on the magnitude of a tensor says that it holds no infinity and no NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from cpembed.codegen.epilogue import BIAS
 from cpembed.graph import kinds
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
+from cpembed.ir.scalars import input_numbers, substituted
 
 
 def apply(operation: str, *arguments: Scalar | float | int) -> Apply:
@@ -21,25 +22,6 @@ def apply(operation: str, *arguments: Scalar | float | int) -> Apply:
     return Apply(
         operation, tuple(Number(a) if isinstance(a, float | int) else a for a in arguments)
     )
-
-
-def substituted(expression: Scalar, change: Callable[[Input], Scalar]) -> Scalar:
-    """Return an expression with ``change`` applied to each input."""
-    if isinstance(expression, Input):
-        return change(expression)
-    if isinstance(expression, Apply):
-        arguments = tuple(substituted(argument, change) for argument in expression.arguments)
-        return Apply(expression.operation, arguments)
-    return expression
-
-
-def _inputs_of(expression: Scalar) -> set[int]:
-    """Return the positions of the inputs that an expression reads."""
-    if isinstance(expression, Input):
-        return {expression.number}
-    if isinstance(expression, Apply):
-        return set[int]().union(*map(_inputs_of, expression.arguments))
-    return set()
 
 
 def operation_count(expression: Scalar) -> int:
@@ -88,7 +70,7 @@ def combines_inputs(expression: Scalar, operation: str) -> bool:
     """True if an expression is ``operation`` on its two inputs, in either order."""
     return isinstance(expression, Apply) and (
         expression.operation == operation
-        and sorted(_inputs_of(expression)) == [0, 1]
+        and sorted(input_numbers(expression)) == [0, 1]
         and all(isinstance(argument, Input) for argument in expression.arguments)
     )
 
@@ -116,7 +98,7 @@ def is_whole(expression: Scalar) -> bool:
 
 def compacted(expression: Scalar, tensors: Sequence[str]) -> tuple[Scalar, tuple[str, ...]]:
     """Return an expression over the tensors that it reads, each listed once."""
-    numbers = sorted(_inputs_of(expression))
+    numbers = sorted(input_numbers(expression))
     names = tuple(dict.fromkeys(tensors[number] for number in numbers))
     positions = {number: names.index(tensors[number]) for number in numbers}
     return substituted(expression, lambda i: Input(positions[i.number])), names

@@ -10,9 +10,10 @@ import numpy as np
 from cpembed.graph import kinds
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Elementwise, Expand, Input, Kind, Number, Quantize, TensorType
-from cpembed.graph.passes.expressions import compacted, substituted
+from cpembed.graph.passes.expressions import compacted
 from cpembed.graph.passes.rewriting import Rewriting, live, producer_of, until_unchanged
 from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.scalars import substituted
 
 # Maximum number of bytes by which folding a broadcast may enlarge the constants: larger broadcasts
 # are left to the operators that read them.

@@ -51,6 +51,7 @@ from cpembed.graph.passes.rewriting import (
     producer_of,
     until_unchanged,
 )
+from cpembed.ir.scalars import substituted
 
 
 def move_integers(graph: Graph) -> Graph:
@@ -401,16 +402,6 @@ def _composed(kind: Kind, inputs: Sequence[Scalar | None]) -> Scalar | None:
         case Quantize(scale=(scale,), zero_point=(0,)):
             return Apply("div", (arguments[0], Number(scale)))
         case Elementwise(expression, "float32"):
-            return _substituted(expression, arguments)
+            return substituted(expression, lambda node: arguments[node.number])
         case _:
             return None
-
-
-def _substituted(node: Scalar, inputs: Sequence[Scalar]) -> Scalar:
-    match node:
-        case Input(number):
-            return inputs[number]
-        case Apply(operation, arguments):
-            return Apply(operation, tuple(_substituted(a, inputs) for a in arguments))
-        case _:
-            return node

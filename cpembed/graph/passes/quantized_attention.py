@@ -20,10 +20,10 @@ from cpembed.graph.kinds import (
     Scalar,
     Softmax,
 )
-from cpembed.graph.passes.expressions import substituted
 from cpembed.graph.passes.quantization import requantized
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
 from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.scalars import substituted
 
 
 def recognize_quantized_attention(graph: Graph) -> Graph:

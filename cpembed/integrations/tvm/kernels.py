@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
+from tvm import tirx
 
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.cost.ranking import RankedCandidate
@@ -26,7 +27,7 @@ from cpembed.errors import (
     WorkloadError,
 )
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.integrations.tvm.fused import Fused
+from cpembed.integrations.tvm.fused import Fused, recognise_fused
 from cpembed.ir.computation import Computation
 from cpembed.runtime.tuning.records import Lookup
 from cpembed.targets.capabilities import require_candidate, tensorir, with_variants
@@ -87,6 +88,13 @@ class Machine:
     @property
     def spec(self) -> HardwareSpec:
         return self.target.spec
+
+    def recognised(self, function: tirx.PrimFunc, name: str = "tensorir") -> Fused:
+        """Return the product of a function with an epilogue that the target's kernels have.
+
+        Raises :class:`WorkloadError` for any other function.
+        """
+        return recognise_fused(function, name, chains=self.target.takes_epilogues)
 
     def choose(
         self, workload: Computation, epilogue: Any, build: Build | None = None

@@ -21,7 +21,6 @@ from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.integrations.tvm.emission import Imports, emit_calls, fuse_calls
-from cpembed.integrations.tvm.fused import recognise_fused
 from cpembed.integrations.tvm.kernels import Kernel, Machine, Rejection, kernel_of
 from cpembed.integrations.tvm.offload import Offload, rewritten
 from cpembed.integrations.tvm.recognise import blocks_of, reduces, vars_of
@@ -212,7 +211,7 @@ class _Products:
         }
         try:
             name = group.operators[0].rstrip(digits)
-            fused = recognise_fused(function, name, chains=self.machine.target.takes_epilogues)
+            fused = self.machine.recognised(function, name)
         except WorkloadError as error:
             return Rejection(str(error)), arguments
         return kernel_of(self.machine, fused, constants), arguments

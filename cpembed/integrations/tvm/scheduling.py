@@ -24,7 +24,7 @@ from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import InvariantError, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.integrations.tvm.emission import kernel_function
-from cpembed.integrations.tvm.fused import Fused, recognise_fused
+from cpembed.integrations.tvm.fused import Fused
 from cpembed.integrations.tvm.kernels import (
     Kernel,
     Machine,
@@ -71,7 +71,7 @@ class Rule(ScheduleRule):
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         name = str((func.attrs or {}).get("global_symbol", "tensorir"))
         try:
-            fused = recognise_fused(func, name)
+            fused = self.machine.recognised(func, name)
             kernel = closed_kernel_of(self.machine, fused)
             if isinstance(kernel, Rejection):
                 raise LoweringError(kernel.reason)
@@ -172,7 +172,7 @@ class _Space(PySpaceGenerator):
     def _designs(self, mod: ir.IRModule) -> list[Any]:
         target = self.target or Target.current(allow_none=False)
         try:
-            function, fused = _recognised(mod)
+            function, fused = _recognised(self.machine, mod)
             kernels = closed_kernels_of(self.machine, fused)
             return [
                 _design(mod, function, kernel, target)
@@ -277,7 +277,7 @@ class _Database(PyDatabase):
         best = self.get_top_k(workload, 1) if workload is not None else []
         key = recorded(best[0]) if best else None
         try:
-            function, fused = _recognised(mod)
+            function, fused = _recognised(self.machine, mod)
             kernel = _best_kernel(self.machine, fused, key)
             return None if isinstance(kernel, Rejection) else _design(mod, function, kernel, target)
         except (LoweringError, WorkloadError):
@@ -301,7 +301,7 @@ class _Placing:
         return mod
 
     def _placed(self, name: str, function: tirx.PrimFunc, key: str) -> tirx.PrimFunc:
-        fused = recognise_fused(function, name)
+        fused = self.machine.recognised(function, name)
         kernel = _best_kernel(self.machine, fused, key)
         if isinstance(kernel, Rejection):
             raise InvariantError(f"{name} names the kernel {key} and has none")
@@ -323,12 +323,12 @@ def _seconds(record: TuningRecord) -> float:
     return sum(seconds) / len(seconds)
 
 
-def _recognised(mod: ir.IRModule) -> tuple[tirx.PrimFunc, Fused]:
+def _recognised(machine: Machine, mod: ir.IRModule) -> tuple[tirx.PrimFunc, Fused]:
     """Return the function of a module and its product; :class:`WorkloadError` if it has not one."""
     functions = [f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)]
     if len(functions) != 1:
         raise WorkloadError(f"the module has {len(functions)} functions, not one")
-    return functions[0], recognise_fused(functions[0])
+    return functions[0], machine.recognised(functions[0])
 
 
 def _design(mod: ir.IRModule, function: tirx.PrimFunc, kernel: Kernel, target: Target) -> Any:

@@ -305,6 +305,9 @@ def _factor_layouts(
     best = min(permuted, key=lambda layout: (-layout.length, layout.needs_packing))
     # Tiles cost a packing kernel, so they are only an alternative to short vectors.
     layouts = (best,) if best.length == max_length else (best, tiles)
+    if best.needs_packing:
+        # Launching a kernel that packs may take longer than to gather a small factor's elements.
+        layouts += (permuted[0],)
     if across is None or (best.length == max_length and not best.needs_packing):
         return layouts
     widest = ACCESS_BYTES // size_bytes(operand.dtype)

@@ -118,10 +118,13 @@ class Gpu:
         warp_registers = math.ceil(registers * LANES / unit.register_unit) * unit.register_unit
         shared = shared_bytes + unit.shared_reserved_bytes
         shared = math.ceil(shared / unit.shared_unit) * unit.shared_unit
+        # Each scheduler has a part of the registers, and the warps of its own (CUDA Occupancy
+        # Calculator: warps are allocated by four).
+        register_warps = unit.registers // unit.schedulers // warp_registers * unit.schedulers
         return min(
             unit.blocks,
             unit.warps // warps,
-            unit.registers // (warp_registers * warps),
+            register_warps // warps,
             self.shared_total // shared,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.epilogue import ResultVector, store_results
+from cpembed.targets.cuda.epilogue import ResultVector, input_parameters, store_results
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction, position
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.multistage.schedule import Plan, Staging
@@ -28,8 +28,9 @@ from cpembed.targets.cuda.writer import (
     store_vector,
 )
 
-MAX_UNROLLED_TURNS = 2
-"""Maximum number of a lane's vectors of a strip whose stores are unrolled."""
+MAX_UNROLLED_TURNS, MAX_UNROLLED_INPUTS = 2, 8
+"""Maximum number of a lane's vectors of a strip whose stores are unrolled, and of their elements if
+other inputs are added to each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +142,10 @@ def store_strip(writer: Writer, strip: Strip) -> None:
     slots = staging.columns * staging.rows // length
     turns = -(-slots // LANES)
     # ptxas computes the addresses of all unrolled turns ahead, for which there are no registers.
-    loop = (
-        f"T.unroll({turns})" if turns <= MAX_UNROLLED_TURNS else f"T.serial({turns}, unroll=False)"
-    )
+    unrolled = turns <= MAX_UNROLLED_TURNS
+    if input_parameters(product):
+        unrolled = turns == 1 or turns * length <= MAX_UNROLLED_INPUTS
+    loop = f"T.unroll({turns})" if unrolled else f"T.serial({turns}, unroll=False)"
     with script.nested(f"for turn in {loop}:"):
         script.line(f"slot = turn * {LANES} + lane")
         across, along = f"slot // {vectors}", f"slot % {vectors} * {length}"

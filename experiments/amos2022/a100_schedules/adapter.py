@@ -94,7 +94,9 @@ def product_work(row: Schedule, gpu: Gpu) -> KernelWork:
     first, second, sums = FRAGMENTS
     registers = OTHER_REGISTERS + tiles.image * first + tiles.filters * second
     # The compiler knows the block's threads, and gives each what there is for all of them.
-    most_registers = gpu.unit.registers // (tiles.warps * gpu.unit.register_unit)
+    # Each scheduler has a part of the registers for its warps.
+    warps = -(-tiles.warps // gpu.unit.schedulers) * gpu.unit.schedulers
+    most_registers = gpu.unit.registers // (warps * gpu.unit.register_unit)
     most_registers = min(
         most_registers * gpu.unit.register_unit // LANES, gpu.unit.registers_per_thread
     )

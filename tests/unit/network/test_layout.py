@@ -49,6 +49,7 @@ def test_a_tensor_is_read_out_of_its_buffer(layout: Layout) -> None:
     for index in itertools.product(*map(range, layout.shape)):
         buffer[place(layout, index)] = tensor[index]
     assert np.array_equal(layout.elements_of(buffer), tensor)
+    assert np.array_equal(layout.buffer_of(tensor, -1).reshape(-1), buffer)
 
 
 @pytest.mark.parametrize("layout", [one for one in LAYOUTS if one.block == 1], ids=str)

@@ -18,8 +18,7 @@ from cpembed.targets.chains import ChainCandidate
 Array = NDArray[Any]
 
 CANDIDATE = ChainCandidate(
-    mappings=("", ""),
-    identifiers=("", ""),
+    products=(),
     via="",
     schedule="",
     estimated_us=1.0,

@@ -13,18 +13,14 @@ import pytest
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds import Attention
 from cpembed.ir.reference import reference
-from cpembed.workloads.chains import (
-    LENGTHS,
-    MASK,
-    SINKS,
-    Pointwise,
-    RowSoftmax,
+from cpembed.workloads.chain_families import (
     attention,
     conv_pointwise,
     mlp,
     names_chain,
     parse_chain,
 )
+from cpembed.workloads.chains import ACTIVATIONS, LENGTHS, MASK, SINKS, Pointwise, RowSoftmax
 
 
 @pytest.mark.parametrize("causal, offset", [(False, None), (True, None), (True, 0), (True, -3)])
@@ -108,6 +104,19 @@ def test_activations_are_applied_to_sums(name: str) -> None:
     np.testing.assert_allclose(chain.evaluate(inputs), expected)
 
 
+@pytest.mark.parametrize("layers", ["mlp m=3 k=4 n=5 p=6", "conv_pointwise n=1 c=4 h=3 w=2 k=5"])
+def test_the_result_has_a_function_of_its_own(layers: str) -> None:
+    """A bias of each column and a residual are added before the activation."""
+    layers += " r=1 s=1 m=6" if "conv" in layers else ""
+    chain = parse_chain([layers, "end_act=relu end_bias residual"])
+    plain = parse_chain([layers])
+    inputs = chain.random_inputs(6)
+    assert {name for name in inputs if name not in plain.inputs} == {"EndBias", "EndResidual"}
+    sums = plain.evaluate({name: inputs[name] for name in plain.inputs})
+    expected = np.maximum(sums + inputs["EndBias"] + inputs["EndResidual"], 0)
+    np.testing.assert_allclose(chain.evaluate(inputs), expected)
+
+
 def test_words_name_chains_and_their_flags() -> None:
     assert names_chain(["attention", "b=1"])
     assert names_chain(["mlp m=1"])
@@ -116,7 +125,7 @@ def test_words_name_chains_and_their_flags() -> None:
     assert chain.function == RowSoftmax(0.125, causal=4)
     assert chain.first.extents == {"b": 1, "g": 2, "r": 4, "q": 16, "k": 20, "d": 64}
     assert parse_chain(["mlp m=1 k=2 n=3 p=4 bias act=silu"]).function == Pointwise(
-        bias=True, activation="silu"
+        bias=True, expression=ACTIVATIONS["silu"]
     )
 
 
@@ -130,6 +139,7 @@ def test_words_name_chains_and_their_flags() -> None:
         ("attention b=1 h=1 q=1 k=1", "missing d"),
         ("mlp m=1 k=1 n=1 p=1 act=step", "act=step is none of none relu"),
         ("mlp m=1 k=1 n=1 p=1 output=int32", "output=int32 of factors of float16"),
+        ("mlp m=1 k=1 n=1 p=1 dtype=int8 residual", "residual are of floats, not of int8"),
         ("mlp m=1 k=1 n=1 p=0", "p=0 is less than 1"),
         ("mlp m=1 k=1 n=1 p=1 p=1", "p is set twice"),
         ("mlp m=1 k=1 n=1 p=1 q", "'q' is not a setting"),

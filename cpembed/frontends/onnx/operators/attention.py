@@ -61,9 +61,6 @@ def _attention(call: Call) -> tuple[str, ...]:
     softcap = call.number("softcap", 0.0)
     if mask is not None and call.shape(mask)[-1] not in (1, call.shape(key)[2]):
         call.leave_to_definition("a mask of fewer keys than there are: give one of all")
-    # The kind limits scores before it adds a mask.
-    if softcap and mask is not None:
-        call.leave_to_definition("attention with a mask and a softcap: leave one of them out")
     if any(call.is_read[3:4]):
         call.leave_to_definition("the scores of attention as an output: leave it out")
     call.attribute("qk_matmul_output_mode")

@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cpembed.codegen.epilogue import Chain, Epilogue
 from cpembed.codegen.plan import HEADER, buffer
+from cpembed.codegen.pointwise import epilogue_of
 from cpembed.codegen.values import literal
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda import build
 from cpembed.targets.cuda.build import CudaKernels, CudaText, Kernel, Tensor
 from cpembed.targets.cuda.chains.pairs import Pair
-from cpembed.targets.cuda.chains.pointwise import ACTIVATIONS, converted
+from cpembed.targets.cuda.chains.pointwise import converted
 from cpembed.targets.cuda.chains.row_keys import masked_score, write_scaled
 from cpembed.targets.cuda.emulator.executor import Launch
+from cpembed.targets.cuda.epilogue import vector_parameter
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.model import Gpu
@@ -38,17 +39,17 @@ from cpembed.targets.cuda.warp_specialized.schedule import (
 from cpembed.targets.cuda.warp_specialized.space import SpecializedSpace
 from cpembed.targets.cuda.writer import Writer, register_pointer
 from cpembed.workloads.chains import (
-    BIAS,
+    END,
     LENGTHS,
     MASK,
-    SCALE,
+    MIDDLE,
     SINKS,
     Pointwise,
     ProductChain,
     RowSoftmax,
 )
 
-SCORES, MIDDLE = "Scores", "Middle"
+SCORES, BETWEEN = "Scores", "Middle"
 """Buffers of the first product's result before a softmax, and of the second's first factor."""
 
 ROWS = 8
@@ -88,9 +89,12 @@ class ApartPlan:
     def operands(self) -> tuple[Tensor, ...]:
         """Tensors that the kernels read, in their original layouts, by buffer."""
         tensors: list[Tensor] = []
-        for plan, names in ((self.first_plan, self._first_names), (self.second_plan, self._names)):
+        for plan, first, names in (
+            (self.first_plan, MIDDLE, self._first_names),
+            (self.second_plan, END, self._names),
+        ):
             for tensor in CudaKernels(plan, CudaText("", ())).operands():
-                name = _INPUTS.get(tensor.tensor, tensor.tensor)
+                name = _input_name(tensor.tensor, first)
                 if name in self.chain.inputs:
                     tensors.append(replace(tensor, buffer=names(tensor.buffer), tensor=name))
         factors = {tensor.tensor for tensor in tensors}
@@ -112,13 +116,13 @@ class ApartPlan:
     def _first_names(self, parameter: str) -> str:
         """Return the buffer of a parameter of the first product's kernels."""
         if parameter == "C":
-            return SCORES if isinstance(self.chain.function, RowSoftmax) else MIDDLE
+            return SCORES if isinstance(self.chain.function, RowSoftmax) else BETWEEN
         return f"first_{parameter}"
 
     def _names(self, parameter: str) -> str:
         """Return the buffer of a parameter of the second product's kernels."""
         first = "A_original" if self.second_plan.packs(0) else "A"
-        return {"C": "C", first: MIDDLE}.get(parameter, f"second_{parameter}")
+        return {"C": "C", first: BETWEEN}.get(parameter, f"second_{parameter}")
 
     def text(self, architecture: str) -> CudaText:
         """Generate the kernels as CUDA C++, in the order in which they run.
@@ -166,8 +170,9 @@ class ApartPlan:
         return replace(text, kernels=tuple(kernels))
 
 
-_INPUTS = {"@bias": BIAS, "@scale": SCALE}
-"""Inputs of a chain by their names among those of an epilogue."""
+def _input_name(name: str, first: str) -> str:
+    """Return a chain's input by its name among those of a product and its epilogue."""
+    return f"{first}{vector_parameter(name)}" if name.startswith("@") else name
 
 
 def plan_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> ApartPlan:
@@ -189,7 +194,7 @@ def plan_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> ApartPlan:
     if chain.first.output.elements > MAX_OFFSET:
         raise LoweringError(f"{chain.first.output.elements:,} elements between the products")
     if isinstance(chain.function, Pointwise):
-        first = replace(first, epilogue=_epilogue(chain, chain.function))
+        first = replace(first, epilogue=epilogue_of(chain.function, chain.factors))
     (first_plan, first_us), (second_plan, second_us) = (_best(p, gpu) for p in (first, second))
     return ApartPlan(chain, pair, first_plan, second_plan, (first_us, second_us))
 
@@ -205,18 +210,6 @@ def _best(product: TiledProduct, gpu: Gpu) -> tuple[ProductPlan, float]:
     return Plan(product, best.schedule), best.cost
 
 
-def _epilogue(chain: ProductChain, function: Pointwise) -> Epilogue:
-    """Return the epilogue of the first product that is a function between the products."""
-    chained = function.activation not in ("none", "relu")
-    return Epilogue(
-        chain.factors,
-        scale=function.scale,
-        bias=function.bias,
-        relu=function.activation == "relu",
-        chain=Chain(ACTIVATIONS[function.activation]) if chained else None,
-    )
-
-
 def softmax_kernel(chain: ProductChain, function: RowSoftmax) -> tuple[Writer, Launch]:
     """Return the kernel of a softmax of stored scores."""
     writer, shape = Writer(), chain.first.output.shape
@@ -229,7 +222,7 @@ def softmax_kernel(chain: ProductChain, function: RowSoftmax) -> tuple[Writer, L
             for name in (LENGTHS, MASK, SINKS)
             if name in chain.inputs
         ),
-        buffer(MIDDLE, elements, chain.factors),
+        buffer(BETWEEN, elements, chain.factors),
     ]
     script = writer.script
     script.line(HEADER)
@@ -243,7 +236,7 @@ def softmax_kernel(chain: ProductChain, function: RowSoftmax) -> tuple[Writer, L
             script.line(f"block = T.axis.spatial({blocks}, bx)")
             script.line(f"thread = T.axis.spatial({ROWS * LANES}, tx)")
             script.line(f"T.reads({SCORES}[0 : {elements}])")
-            script.line(f"T.writes({MIDDLE}[0 : {elements}])")
+            script.line(f"T.writes({BETWEEN}[0 : {elements}])")
             script.line(f"row = block * {ROWS} + thread // {LANES}")
             # All lanes of a warp, or none.
             with script.nested(f"if row < {rows}:"):
@@ -289,7 +282,7 @@ class _RowWriter:
             script.line("value[0] = value[0] / total[0]")
             with script.nested(f"if key2 < {self.keys}:"):
                 weight = converted("value[0]", self.chain.factors)
-                script.line(f"{MIDDLE}[row * {self.keys} + key2] = {weight}")
+                script.line(f"{BETWEEN}[row * {self.keys} + key2] = {weight}")
 
     def _locate(self) -> None:
         """Write the coordinates of the row, and the keys that it has."""

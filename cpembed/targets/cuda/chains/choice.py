@@ -95,10 +95,8 @@ def _candidate(scored: ScoredChain) -> ChainCandidate:
 
 
 def _described(plan: ChainPlan | ApartPlan, via: str, us: float, bound: str) -> ChainCandidate:
-    first, second = plan.pair.first.ranked, plan.pair.second.ranked
     return ChainCandidate(
-        mappings=("   ".join(first.embedding.axis_texts), "   ".join(second.embedding.axis_texts)),
-        identifiers=(first.identifier, second.identifier),
+        products=(plan.pair.first.ranked, plan.pair.second.ranked),
         via=via,
         schedule=plan.schedule_text,
         estimated_us=us,

@@ -33,7 +33,7 @@ from cpembed.targets.cuda.writer import (
     register_pointer,
     shared_pointer,
 )
-from cpembed.workloads.chains import RowSoftmax
+from cpembed.workloads.chains import END, RowSoftmax
 
 
 def chain_kernel(plan: ChainPlan) -> Writer:
@@ -66,7 +66,8 @@ def further_declarations(plan: ChainPlan) -> list[str]:
     return [
         buffer(name, math.prod(shape), dtype)
         for name, (shape, dtype) in plan.chain.inputs.items()
-        if name not in factors
+        # What the second product's epilogue reads is declared with the result.
+        if name not in factors and not name.startswith(END)
     ]
 
 
@@ -483,4 +484,6 @@ def parameters_of(plan: ChainPlan) -> Mapping[str, str]:
     first, second = plan.chain.first, plan.chain.second
     names = {"A": first.inputs[0].name, "B": first.inputs[1].name, "B2": second.inputs[1].name}
     factors = {x.name for x in (*first.inputs, *second.inputs)}
-    return names | {name: name for name in plan.chain.inputs if name not in factors}
+    return names | {
+        name.removeprefix(END): name for name in plan.chain.inputs if name not in factors
+    }

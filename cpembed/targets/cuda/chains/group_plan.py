@@ -16,6 +16,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.chains.plan import ChainPlan, Factor, reordered
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP, TensorCoreInstruction
 from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.multistage.registers import MAX_REGISTERS
 from cpembed.targets.cuda.multistage.schedule import Staging
 from cpembed.targets.cuda.tma.tensor_maps import TensorMap
 from cpembed.targets.cuda.tma.views import BLOCK_ROWS, ImageView, image_views
@@ -24,7 +25,6 @@ from cpembed.targets.cuda.warp_specialized.layouts import SharedImage
 from cpembed.targets.cuda.warp_specialized.schedule import (
     BARRIER_BYTES,
     CONTROL_REGISTERS,
-    MAX_REGISTERS,
     WARP_ROWS,
     strip_staging,
     strip_tiles,

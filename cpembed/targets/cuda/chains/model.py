@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.scalars import operations
 from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.copied import copied_tiles
 from cpembed.targets.cuda.chains.group_plan import LAUNCH_REGISTERS, GroupPlan
@@ -56,6 +57,8 @@ HIDDEN_INSTRUCTIONS = 2
 """Number of instructions for a score whose key may be hidden by its position."""
 ELEMENT_INSTRUCTIONS = 4
 """Number of instructions for an element of a pointwise function: addend, activation, conversion."""
+ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "fma"})
+"""Operations of an expression that need no special function unit."""
 SOFTMAX_INSTRUCTIONS = 3 * SCORE_INSTRUCTIONS
 """Number of instructions for a stored score: three passes."""
 REDUCTION_INSTRUCTIONS = 8
@@ -193,7 +196,7 @@ def _function(plan: ChainPlan) -> tuple[float, float]:
     sums, function = plan.second.instruction.registers[2], plan.chain.function
     scores = plan.schedule.rows * plan.warp_column_tiles * sums
     if not isinstance(function, RowSoftmax):
-        powers = POWER_CYCLES * scores if function.activation not in ("none", "relu") else 0
+        powers = POWER_CYCLES * scores if operations(function.expression) - ARITHMETIC else 0
         return ELEMENT_INSTRUCTIONS * scores, powers
     each = SCORE_INSTRUCTIONS + (MASK_INSTRUCTIONS if function.mask else 0)
     steps = max(1.0, _steps(plan) / plan.schedule.splits)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.pointwise import epilogue_of
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.cost.search import find_best
 from cpembed.embedding.commute import Pairing
@@ -36,7 +37,7 @@ from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction, frag
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
 from cpembed.transform.proof import require
-from cpembed.workloads.chains import ProductChain
+from cpembed.workloads.chains import Pointwise, ProductChain
 
 Via = Literal["registers", "shared memory"]
 """Place of the operand between the products."""
@@ -165,12 +166,11 @@ def find_pairs(chain: ProductChain, spec: HardwareSpec) -> Pairs:
     LoweringError
         If the instruction fits one of the products in no way.
     """
-    output = None if chain.second.output.dtype == chain.output else Epilogue(chain.output)
+    output = None
+    if chain.second.output.dtype != chain.output or chain.epilogue != Pointwise():
+        output = epilogue_of(chain.epilogue, chain.output)
     firsts = _sides(chain.first, chain.first.output.name, spec, None)
     seconds = _sides(chain.second, chain.middle, spec, output)
-    for product, sides in ((chain.first, firsts), (chain.second, seconds)):
-        if not sides:
-            raise LoweringError(f"{spec.name}: no embedding in {product}")
     instruction = firsts[0].product.instruction
     pairs, rejected = list[Pair](), Counter[str]()
     for first in firsts:
@@ -188,7 +188,12 @@ def find_pairs(chain: ProductChain, spec: HardwareSpec) -> Pairs:
 def _sides(
     product: Computation, middle: str, spec: HardwareSpec, epilogue: Epilogue | None
 ) -> list[Side]:
-    """Return the embeddings of a product in both orders of its factors, without repetitions."""
+    """Return the embeddings of a product in both orders of its factors, without repetitions.
+
+    Raises :class:`LoweringError` if there is none, with the reason of the last one that has no
+    kernel.
+    """
+    reason = f"{spec.name}: no embedding in {product}"
     sides: dict[str, Side] = {}
     for name in CONSTRAINTS:
         constraints = load_constraint_set(name).with_commuted_operands()
@@ -199,9 +204,12 @@ def _sides(
                 continue
             try:
                 tiled = lower(ranked.program, spec, epilogue, unstored=(middle,))
-            except LoweringError:
+            except LoweringError as error:
+                reason = str(error)
                 continue
             sides[ranked.identifier] = _side(ranked, tiled, product, middle)
+    if not sides:
+        raise LoweringError(reason)
     return list(sides.values())
 
 

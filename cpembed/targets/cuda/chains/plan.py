@@ -26,6 +26,7 @@ from cpembed.targets.cuda.lower import (
     in_original,
 )
 from cpembed.targets.cuda.multistage.offsets import MAX_OFFSET
+from cpembed.targets.cuda.multistage.registers import resident_blocks
 from cpembed.targets.cuda.multistage.schedule import (
     CHUNK,
     MAX_BATCH,
@@ -34,7 +35,6 @@ from cpembed.targets.cuda.multistage.schedule import (
     Plan,
     SharedTile,
 )
-from cpembed.targets.cuda.warp_specialized.schedule import MULTIPROCESSOR_REGISTERS
 from cpembed.transform.program import DerivedProgram
 from cpembed.workloads.chains import ProductChain, RowSoftmax
 
@@ -334,8 +334,7 @@ class ChainPlan:
     @property
     def min_blocks(self) -> int:
         """Number of blocks whose registers a multiprocessor has to have room for."""
-        registers = self.threads * (self.registers + REGISTER_MARGIN)
-        return max(1, MULTIPROCESSOR_REGISTERS // registers)
+        return resident_blocks(self.registers + REGISTER_MARGIN, self.threads)
 
     @property
     def register_limit(self) -> int:

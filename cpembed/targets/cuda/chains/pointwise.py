@@ -8,7 +8,6 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.epilogue_text import float_text, result_text
 from cpembed.codegen.plan import bfloat16_bits
 from cpembed.ir.dtypes import is_integer, size_bytes
-from cpembed.ir.scalars import Apply, Input, Number, Scalar
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.chains.registers import place
 from cpembed.targets.cuda.expressions import ExpressionWriter
@@ -20,23 +19,7 @@ from cpembed.targets.cuda.writer import (
     register_pointer,
     shared_pointer,
 )
-from cpembed.workloads.chains import BIAS, SCALE, Pointwise
-
-_X = Input(0)
-ACTIVATIONS: dict[str, Scalar] = {
-    "none": _X,
-    "relu": Apply("max", (_X, Number(0.0))),
-    "gelu": Apply(
-        "mul",
-        (
-            Apply("mul", (_X, Number(0.5))),
-            Apply("add", (Number(1.0), Apply("erf", (Apply("mul", (_X, Number(0.5**0.5))),)))),
-        ),
-    ),
-    "silu": Apply("mul", (_X, Apply("sigmoid", (_X,)))),
-    "tanh": Apply("tanh", (_X,)),
-}
-"""Expressions of the functions of a pair of products."""
+from cpembed.workloads.chains import BIAS, MIDDLE, SCALE, SUM, VECTOR, Pointwise
 
 
 def converted(value: str, dtype: str) -> str:
@@ -124,7 +107,7 @@ def _value(
     assert isinstance(function, Pointwise)
     product, dtype = plan.first, plan.chain.factors
     channel = ""
-    if function.bias or function.scale:
+    if function.bias or function.scale or function.vectors:
         program = product.program
         values = {
             **dict.fromkeys((loop.name for loop in program.loops), "0"),
@@ -137,18 +120,19 @@ def _value(
         writer.script.line(f"channel{number} = {index}")
         # Beyond the last column any vector's element will do: the second factor is zero there.
         channel = f"T.Select(channel{number} < {extent}, channel{number}, 0)"
-    if is_integer(dtype) and function.activation == "none":
+    if is_integer(dtype) and function.expression == SUM:
         epilogue = Epilogue(dtype, scale=function.scale, bias=function.bias)
         return _own_vectors(result_text(epilogue, source, product.sums, channel))
     steps = Epilogue("float32", scale=function.scale, bias=function.bias)
     expressions = ExpressionWriter(writer.script, f"value_{number}")
     text = _own_vectors(float_text(steps, source, product.sums, channel))
-    register = expressions.register(text, "float32")
-    value = expressions.value(ACTIVATIONS[function.activation], {0: register})
+    texts = [text, *(f"{MIDDLE}{VECTOR}{n}[{channel}]" for n in range(function.vectors))]
+    registers = {n: expressions.register(each, "float32") for n, each in enumerate(texts)}
+    value = expressions.value(function.expression, registers)
     return expressions.stored(value, dtype)
 
 
 def _own_vectors(text: str) -> str:
     """Return the text of an epilogue with the vectors of the function between the products."""
     # Those of the kernel's end have the names that the text uses.
-    return re.sub(r"\bBias\[", f"{BIAS}[", re.sub(r"\bScale\[", f"{SCALE}[", text))
+    return re.sub(rf"\b({BIAS}|{SCALE})\[", rf"{MIDDLE}\1[", text)

@@ -14,7 +14,15 @@ from cpembed.targets.cuda.chains.build import ChainKernels, operands_of, prepare
 from cpembed.targets.cuda.compiling import architectures_of
 from cpembed.targets.cuda.saving.cases import Case, Drawing, Expected
 from cpembed.targets.cuda.saving.folder import SavedKernel
-from cpembed.workloads.chains import LENGTHS, MASK, SCALE, TOLERANCES, ProductChain
+from cpembed.workloads.chains import (
+    LENGTHS,
+    MASK,
+    MIDDLE,
+    SCALE,
+    TOLERANCES,
+    ProductChain,
+    definition,
+)
 
 
 def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKernel:
@@ -61,9 +69,9 @@ def chain_case(chain: ProductChain) -> Case:
     }
     shapes = {name: shape for name, (shape, _) in chain.inputs.items()}
     arrays = {name: drawing.array(shapes[name]) for name, drawing in drawings.items()}
-    expected = chain.evaluate(arrays)
-    tolerance = TOLERANCES.get(chain.factors, 0.0) * float(np.abs(expected).max())
-    result = expected.astype(numpy_dtype(chain.output))
+    expected = definition(chain, arrays)
+    tolerance = TOLERANCES.get(chain.factors, 0.0) * expected.largest
+    result = expected.result.astype(numpy_dtype(chain.output))
     results = {chain.second.output.name: Expected(result, absolute=tolerance)}
     return Case("numbers", drawings, shapes, results)
 
@@ -77,7 +85,7 @@ def _drawing(chain: ProductChain, seed: int, name: str, dtype: str) -> Drawing:
         values = (0.0, 1.0, 1.0, 1.0)
     elif name == MASK:
         values = (-np.inf, -1.0, 0.0, 0.0, 0.5)
-    elif name == SCALE:
+    elif name == f"{MIDDLE}{SCALE}":
         # Powers of two, so that products are exact, which bring sums to the range of bytes.
         values = (2.0**-9, 2.0**-8, 2.0**-7)
     elif dtype == chain.factors and is_integer(dtype):

@@ -77,6 +77,8 @@ def ranked_plans(pairs: Pairs, gpu: Gpu) -> Sequence[ScoredChain]:
         If no pair has a kernel that fits, with the reason of the last one.
     """
     reason = "no pair of embeddings sees the operand between the products alike"
+    if pairs.pairs:
+        reason = "no kernels are generated for the pairs that see the operand between them alike"
     scored: list[ScoredChain] = []
     for pair in list(filter(has_kernel, pairs.pairs))[:PAIRS]:
         for schedule in schedules(pairs.chain, pair):

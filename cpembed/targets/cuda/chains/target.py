@@ -51,6 +51,7 @@ class ChainTarget:
     def build_chain(self, candidate: ChainCandidate) -> ChainKernels:
         from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
 
+        cast("Any", self).require_executable(candidate.plan.chain.macs)
         return ChainKernels(candidate.plan, chain_text(candidate.plan, self._gpu.architecture))
 
     def execute_chain(self, artifact: ChainKernels, inputs: Mapping[str, Array]) -> Execution:

@@ -14,10 +14,7 @@ from collections.abc import Mapping
 
 from cpembed.codegen.plan import storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.multistage.schedule import (
-    CHUNK,
-    Plan,
-)
+from cpembed.targets.cuda.multistage.schedule import CHUNK, Plan
 from cpembed.targets.cuda.multistage.separation import (
     MASK_BITS,
     DepthWalk,
@@ -74,7 +71,7 @@ def factor_copies(writer: Writer, plan: Plan, number: int) -> TileCopies:
     separation = plan.separation(number)
     if separation is None:
         return GeneralCopies(writer, copied)
-    return _SeparableCopies(writer, copied, separation)
+    return _SeparableCopies(writer, copied, separation, plan.row_distance(number))
 
 
 class _SeparableCopies(TileCopies):
@@ -87,7 +84,9 @@ class _SeparableCopies(TileCopies):
     the factor one mask, with a bit for each.
     """
 
-    def __init__(self, writer: Writer, copied: CopiedTile, separation: Separation) -> None:
+    def __init__(
+        self, writer: Writer, copied: CopiedTile, separation: Separation, distance: int | None
+    ) -> None:
         super().__init__(writer, copied)
         self.separation = separation
         self.extent, self.loops = copied.extents[0], copied.loops[0]
@@ -107,25 +106,8 @@ class _SeparableCopies(TileCopies):
             corrections = [n + 1 for n, added in enumerate(self.movement[1]) if added]
             self.levels = max(self.levels, *corrections, 0)
         self.limits = self.depth_is_ragged
-        self.distance = self._row_distance()
+        self.distance = distance
         """Elements from the row of a turn to that of the next; None if they vary."""
-
-    def _row_distance(self) -> int | None:
-        """Return the distance of a thread's rows in memory if it is the same for all of them."""
-        rows, axis = self.separation.rows, self.product.axes[self.number]
-        moving = {axis, *(loop.name for loop in self.loops)}
-        if any(not term.is_affine and moving & set(term.iterators) for term in rows.terms):
-            return None
-        weights = [rows.coefficient(loop.name) for loop in self.loops]
-        for outer, inner, loop in zip(weights, weights[1:], self.loops[1:], strict=False):
-            if outer != inner * loop.extent:
-                return None
-        tile = weights[-1] if weights else 0
-        if self.turn_rows % self.extent == 0:
-            return tile * (self.turn_rows // self.extent)
-        row = rows.coefficient(axis)
-        # Rows of one instruction tile follow those of the tile before.
-        return row * self.turn_rows if row * self.extent == tile else None
 
     def prepare(self) -> None:
         name, tile = self.name, self.tile

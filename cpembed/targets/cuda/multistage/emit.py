@@ -22,6 +22,7 @@ from cpembed.targets.cuda.epilogue import (
 from cpembed.targets.cuda.fragment_products import FragmentProducts, WmmaProducts
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.multistage.copies import factor_copies
+from cpembed.targets.cuda.multistage.registers import most_registers, resident_blocks
 from cpembed.targets.cuda.multistage.schedule import Plan
 from cpembed.targets.cuda.results import write_results
 from cpembed.targets.cuda.writer import (
@@ -32,9 +33,6 @@ from cpembed.targets.cuda.writer import (
     register_pointer,
     shared_pointer,
 )
-
-UNROLLED_PRODUCTS = 16
-"""Maximum number of products of a warp in a stage for which each stage has its own statements."""
 
 
 def product_kernel(plan: Plan) -> Writer:
@@ -84,6 +82,8 @@ def _write_thread_nest(writer: Writer, plan: Plan) -> None:
             outputs = output_parameters(plan.product).values()
             written = [f"{name}[0 : {elements}]" for name, _ in outputs]
         script.line(f"T.writes({', '.join(written)})")
+        blocks = resident_blocks(most_registers(plan), threads)
+        script.line(f'T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", {blocks})')
         _ProductBody(writer, plan).write()
 
 
@@ -175,14 +175,9 @@ class _ProductBody:
             )
         )
 
-    @property
-    def _copying(self) -> int:
-        """Number of steps that copy a later stage."""
-        return max(0, self.plan.steps - self.schedule.stages + 1)
-
     def _write_steps(self) -> None:
         """Write the loop over the steps, and the last steps, which copy nothing."""
-        copying = self._copying
+        copying = self.plan.copying
         last = self.plan.steps - copying
         # Loops stay loops: ptxas would otherwise delay products until results are stored, while it
         # keeps their fragments, for which there are no registers beside 128 sums.
@@ -210,14 +205,9 @@ class _ProductBody:
             self._write_step(str(step), step % 2, copies=False)
 
     def _write_turns(self) -> int:
-        """Write the loop over turns of the ring of stages; return the number of steps in it.
-
-        Where a stage has few products, computing where it is takes much of its time: each stage
-        then has statements of its own, in which its place is a constant.
-        """
-        (rows, columns), stages = self.schedule.tile, self.schedule.stages
-        turns = self._copying // stages
-        if turns < 2 or rows * columns * self.schedule.depth > UNROLLED_PRODUCTS:
+        """Write the loop over turns of the ring of stages; return the number of steps in it."""
+        turns, stages = self.plan.ring_turns, self.schedule.stages
+        if not turns:
             return 0
         with self.script.nested(f"for lap in T.serial({turns}, unroll=False):"):
             for stage in range(stages):

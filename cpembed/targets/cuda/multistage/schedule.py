@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -11,6 +12,11 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.multistage.offsets import check_offsets
+from cpembed.targets.cuda.multistage.registers import (
+    MAX_REGISTERS,
+    most_registers,
+    registers,
+)
 from cpembed.targets.cuda.multistage.separation import Separation, separation_of
 
 WAVEFRONT_BYTES = 128
@@ -19,20 +25,13 @@ WAVEFRONT_BYTES = 128
 CHUNK = 16
 """Number of bytes of a matrix row that ``ldmatrix`` loads, and of the widest access."""
 
-# Both are read off what ptxas 13 allocates for 78 kernels on sm_80, in benchmarks/gpu/main_loop.md:
-# it is 0.6 to 1.5 of the estimate, in the median 1.0; most where copies are shorter than cp.async.
-COPY_REGISTERS, ADDRESS_REGISTERS = 2, 14
-"""Number of registers of a thread for each of its copies, and for all other addresses."""
-
 MAX_UNROLLED_COPIES = 16
 """Maximum number of copies of a thread that are unrolled."""
 
-# In 53 kernels of sm_90 with 128 sums of a thread ptxas takes up to 14 more than the estimate, and
-# up to 43 more where steps are written in pairs (an odd depth), until it spills.
-REGISTER_MARGIN, PAIR_REGISTERS = 14, 30
-"""Number of registers beyond the estimate that have to be free, and more of them for pairs."""
+UNROLLED_PRODUCTS, UNROLLED_COPIES = 16, 8
+"""Maximum number of products of a warp in a stage, and of copies of a thread, for which each stage
+has its own statements."""
 
-MAX_REGISTERS = 255
 MAX_THREADS = 1024
 MAX_BATCH = 65535
 
@@ -109,6 +108,12 @@ class SharedTile:
     def chunks(self) -> int:
         """Number of chunks among which those of a row are permuted."""
         return self.pitch // CHUNK
+
+    def unrolled_copies(self, turns: int) -> int:
+        """Return how many of a thread's copies that compute their addresses are unrolled."""
+        # Many short accesses in parallel would need more registers than there are.
+        most = MAX_UNROLLED_COPIES // 2
+        return math.gcd(turns, most) if self.width < 4 or turns > most else turns
 
     def place(self, row: str, chunk: str) -> str:
         """Return TVMScript of the byte at which a chunk of a row begins.
@@ -232,9 +237,24 @@ class Plan:
         tile, threads = self.shared_tiles[number], self.schedule.threads
         # A thread's vectors have one place along the depth if a turn copies whole rows.
         located = not tile.transposed and threads % tile.row_vectors == 0
-        if not located or -(-tile.copies // threads) > MAX_UNROLLED_COPIES:
+        if not located or self.copy_turns(number) > MAX_UNROLLED_COPIES:
             return None
         return separation_of(self.product, number, self.schedule.layouts[number])
+
+    def row_distance(self, number: int) -> int | None:
+        """Return the elements between a thread's rows of a factor; None if they vary."""
+        separation = self.separation(number)
+        assert separation is not None
+        turn_rows = self.schedule.threads // self.shared_tiles[number].row_vectors
+        return separation.row_distance(self.product, number, turn_rows)
+
+    def unrolled_copies(self, number: int) -> int:
+        """Return how many copies that compute their addresses are unrolled, a divisor of all."""
+        return self.shared_tiles[number].unrolled_copies(self.copy_turns(number))
+
+    def copy_turns(self, number: int) -> int:
+        """Return the number of vectors of a factor that a thread copies in a step."""
+        return -(-self.shared_tiles[number].copies // self.schedule.threads)
 
     @cached_property
     def staging(self) -> Staging:
@@ -276,31 +296,27 @@ class Plan:
         return -(-stages // self.schedule.splits)
 
     @cached_property
+    def copying(self) -> int:
+        """Number of steps that copy a later stage."""
+        return max(0, self.steps - self.schedule.stages + 1)
+
+    @property
+    def ring_turns(self) -> int:
+        """Number of turns of the ring of stages in which each stage has statements of its own.
+
+        Where a stage has few products, computing where it is takes much of its time.
+        """
+        (rows, columns), depth = self.schedule.tile, self.schedule.depth
+        turns = self.copying // self.schedule.stages
+        is_small = depth % 2 == 0 and rows * columns * depth <= UNROLLED_PRODUCTS
+        # Each row of each stage would have an address of its own.
+        is_small = is_small and self.copy_turns(0) + self.copy_turns(1) <= UNROLLED_COPIES
+        return turns if is_small and turns > 1 else 0
+
+    @cached_property
     def registers(self) -> int:
-        """Estimated registers of a thread: sums, fragments of two inner steps, addresses."""
-        instruction, (rows, columns) = self.product.instruction, self.schedule.tile
-        first, second, sums = instruction.registers
-        fragments = 2 * (rows * first + columns * second)
-        tiles, threads = self.shared_tiles, self.schedule.threads
-        copies = sum(-(-tile.copies // threads) for tile in tiles if tile.width >= 4)
-        # Each depth of a stage has a place of its own in rows of both factors.
-        places = 2 * self.schedule.depth * (instruction.kind == "mma")
-        # A multiprocessor allocates registers in units of 8 for each thread of a warp.
-        total = rows * columns * sums + fragments + COPY_REGISTERS * copies
-        total += ADDRESS_REGISTERS + places
-        return -(-total // 8) * 8
-
-
-def most_registers(plan: Plan) -> int:
-    """Return the number of registers of a thread with which no kernel was seen to spill."""
-    # Copies that are shorter than cp.async takes hold all of a stage's vectors, and their places.
-    short = sum(
-        -(-tile.copies // plan.schedule.threads) * (COPY_REGISTERS + 1)
-        for number, tile in enumerate(plan.shared_tiles)
-        if tile.width < 4 and plan.separation(number) is not None
-    )
-    pairs = PAIR_REGISTERS if plan.schedule.depth % 2 else 0
-    return plan.registers + short + pairs + REGISTER_MARGIN
+        """Estimated registers of a thread."""
+        return registers(self)
 
 
 def check(plan: Plan, shared_bytes: int) -> None:

@@ -59,6 +59,35 @@ class Separation:
     """Dimensions that rows do not move in."""
     windows: tuple[Window, ...]
 
+    def row_distance(self, product: TiledProduct, number: int, step: int) -> int | None:
+        """Return the distance in memory of rows if it is the same for all of them.
+
+        Parameters
+        ----------
+        product
+            Product of the factor.
+        number
+            0 for the first factor, 1 for the second.
+        step
+            Number of rows from one to the next.
+        """
+        instruction, axis = product.instruction, product.axes[number]
+        loops = (product.rows, product.columns)[number]
+        extent = (instruction.m, instruction.n)[number]
+        moving = {axis, *(loop.name for loop in loops)}
+        if any(not term.is_affine and moving & set(term.iterators) for term in self.rows.terms):
+            return None
+        weights = [self.rows.coefficient(loop.name) for loop in loops]
+        for outer, inner, loop in zip(weights, weights[1:], loops[1:], strict=False):
+            if outer != inner * loop.extent:
+                return None
+        tile = weights[-1] if weights else 0
+        if step % extent == 0:
+            return tile * (step // extent)
+        row = self.rows.coefficient(axis)
+        # Rows of one instruction tile follow those of the tile before.
+        return row * step if row * extent == tile else None
+
 
 def separation_of(product: TiledProduct, number: int, layout: int) -> Separation | None:
     """Return the separation of a factor of a product in one of its layouts.

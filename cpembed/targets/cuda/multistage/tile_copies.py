@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cpembed.codegen.plan import storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
-from cpembed.targets.cuda.multistage.schedule import CHUNK, MAX_UNROLLED_COPIES, SharedTile
+from cpembed.targets.cuda.multistage.schedule import CHUNK, SharedTile
 from cpembed.targets.cuda.writer import (
     Writer,
     digits,
@@ -152,11 +152,12 @@ class GeneralCopies(TileCopies):
 
     def copy(self, step: str, base: str) -> None:
         threads, tile = self.threads, self.tile
-        # Many short accesses in parallel would need more registers than there are.
-        short = tile.width < 4 or self.turns > MAX_UNROLLED_COPIES // 2
-        loop = "serial" if short else "unroll"
-        with self.script.nested(f"for turn in T.{loop}({self.turns}):"):
-            self.script.line(f"slot = turn * {threads} + thread")
+        unrolled = tile.unrolled_copies(self.turns)
+        with self.script.nested(
+            f"for first in T.serial({self.turns // unrolled}, unroll=False):",
+            f"for turn in T.unroll({unrolled}):",
+        ):
+            self.script.line(f"slot = (first * {unrolled} + turn) * {threads} + thread")
             with self.script.nested(*[f"if slot < {tile.copies}:"] * self.is_partial):
                 self._locate_vector(step)
                 self._copy_vector(base)

@@ -17,6 +17,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
+from cpembed.targets.cuda.multistage.reads import CopyReads, mean_reads
 from cpembed.targets.cuda.multistage.schedule import (
     CHUNK,
     WAVEFRONT_BYTES,
@@ -54,16 +55,17 @@ def _max_bank_words(words: Addresses) -> int:
 class StageTraffic:
     """Counts of a stage.
 
-    ``products`` and ``fragment_wavefronts`` are those of each warp; ``copy_wavefronts``, ``copies``
-    (vectors that are copied) and ``copy_instructions`` (integer instructions for them) are those of
-    all warps of a block.
+    ``products`` and ``fragment_wavefronts`` are those of each warp; ``copy_wavefronts``,
+    ``copy_cycles`` (of L1 and shared memory), ``copy_instructions`` (integer instructions) and
+    ``copied_bytes`` (from L2, on average) are those of all warps of a block.
     """
 
     products: int
     fragment_wavefronts: int
     copy_wavefronts: int
-    copies: int
+    copy_cycles: float
     copy_instructions: float
+    copied_bytes: float
 
 
 @dataclass(frozen=True)
@@ -131,15 +133,25 @@ def traffic(plan: Plan) -> KernelTraffic:
 
 
 def _stage_traffic(plan: Plan) -> StageTraffic:
-    schedule = plan.schedule
-    tiles = plan.shared_tiles
+    schedule, tiles = plan.schedule, plan.shared_tiles
+    reads = [mean_reads(plan.product, n, schedule.layouts[n], tiles[n]) for n in range(2)]
     return StageTraffic(
         products=schedule.tile[0] * schedule.tile[1] * schedule.depth,
         fragment_wavefronts=_fragment_wavefronts(plan),
         copy_wavefronts=sum(map(_copy_wavefronts, tiles)),
-        copies=sum(tile.copies for tile in tiles),
+        copy_cycles=sum(map(_copy_cycles, tiles, reads)),
         copy_instructions=_copy_instructions(plan),
+        copied_bytes=sum(r.bytes(tile.width) for r, tile in zip(reads, tiles, strict=True)),
     )
+
+
+def _copy_cycles(tile: SharedTile, reads: CopyReads) -> float:
+    """Return the cycles that the copies of a tile keep L1 and shared memory busy.
+
+    A line of an access takes a cycle, as a wavefront does; an asynchronous copy has both together.
+    """
+    stores = _copy_wavefronts(tile)
+    return max(stores, reads.lines) if tile.width >= BANK_BYTES else stores + reads.lines
 
 
 def _copy_instructions(plan: Plan) -> float:
@@ -356,9 +368,9 @@ def _fetch(counts: KernelTraffic, gpu: Gpu) -> Phase:
     instructions = counts.stage.copy_instructions
     issue = instructions / gpu.unit.schedulers
     issue_of_warp = instructions / counts.warps * gpu.unit.integer_cycles
-    loaded = counts.loaded_bytes / counts.blocks / counts.steps
-    cycles = gpu.l2_cycles + issue_of_warp + loaded / gpu.l2_bytes_each
-    return Phase(cycles, 0.0, counts.stage.copy_wavefronts, issue, bytes=loaded)
+    moved = counts.stage.copied_bytes
+    cycles = gpu.l2_cycles + issue_of_warp + moved / gpu.l2_bytes_each
+    return Phase(cycles, 0.0, counts.stage.copy_cycles, issue, bytes=moved)
 
 
 def _compute(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> Phase:

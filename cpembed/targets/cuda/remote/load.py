@@ -528,8 +528,9 @@ def launch(
         Handle of the stream.
     """
     arguments = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
-    grid, block, shared = kernel["grid"], kernel["block"], kernel["dynamic_shared_bytes"]
-    handle = ctypes.c_void_p(stream)
+    # Numbers of C: a text would be passed as its address, and a fourth size move the arguments.
+    grid, block = (_UINT * 3)(*kernel["grid"]), (_UINT * 3)(*kernel["block"])
+    shared, handle = _UINT(kernel["dynamic_shared_bytes"]), ctypes.c_void_p(stream)
     try:
         if kernel["cluster"] == [1, 1, 1]:
             sizes = (*grid, *block, shared)
@@ -538,7 +539,7 @@ def launch(
         attribute = _Attribute(id=_CLUSTER_DIMENSION)
         attribute.value[:3] = kernel["cluster"]
         attributes = ctypes.pointer(attribute)
-        request = _Request((_UINT * 3)(*grid), (_UINT * 3)(*block), shared, handle, attributes, 1)
+        request = _Request(grid, block, shared, handle, attributes, 1)
         driver.call("cuLaunchKernelEx", ctypes.byref(request), function, arguments, None)
     except CudaError as error:
         raise CudaError(f"{kernel['name']} is not launched: {error}") from error
@@ -588,10 +589,13 @@ def tensor_map(driver: Driver, document: Mapping[str, Any], address: int) -> Any
     skipped = -ctypes.addressof(memory) % 64
     encoded = (ctypes.c_uint64 * 16).from_buffer(memory, skipped)
     rank, swizzle = document["rank"], {0: 0, 32: 1, 64: 2, 128: 3}[document["swizzle"]]
+    if rank not in range(1, 6):
+        raise CudaError(f"the manifest is damaged: a tensor map of {rank!r} dimensions")
     u64, u32, i32 = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int
 
     def array(kind: Any, numbers: Sequence[int]) -> Any:
-        return (kind * max(1, len(numbers)))(*numbers)
+        # The driver reads as many numbers as there are dimensions.
+        return (kind * rank)(*numbers)
 
     dims = array(u64, document["global_dims"]), array(u64, document["global_strides_bytes"])
     begin = ctypes.byref(encoded), _MAP_TYPES[document["dtype"]], rank, ctypes.c_void_p(address)
@@ -603,7 +607,7 @@ def tensor_map(driver: Driver, document: Mapping[str, Any], address: int) -> Any
         driver.call("cuTensorMapEncodeTiled", *begin, *dims, extents, *end)
     else:
         corners = array(i32, box["lower"]), array(i32, box["upper"])
-        numbers = box["channels"], box["pixels"]
+        numbers = u32(box["channels"]), u32(box["pixels"])
         driver.call("cuTensorMapEncodeIm2col", *begin, *dims, *corners, *numbers, *end)
     # Drivers up to CUDA 13.1 mark maps of small arrays wrongly, so that copies may fault: the bit
     # that CUTLASS clears (cute/atom/copy_traits_sm90_tma.hpp).

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.files import make_folder, write_whole
+from cpembed.files import folder_draft, write_whole
 from cpembed.ir.dtypes import is_integer, numpy_dtype, size_bytes
 from cpembed.steps import step
 from cpembed.targets.cuda import compiling
@@ -96,19 +96,17 @@ def save(kernel: SavedKernel, folder: Path) -> None:
 
     Raises :class:`~cpembed.errors.LoweringError` if nvcc rejects the text.
     """
-    make_folder(folder)
-    # What an interrupted call leaves has no manifest, nor an earlier one beside new results.
-    (folder / f"{kernel.name}.json").unlink(missing_ok=True)
-    samples = save_samples(kernel.cases, folder)
-    architectures = kernel.text.architectures if compiling.compiler() is not None else ()
-    text, document = save_kernels(kernel, folder, samples, architectures)
-    for module in ("load.py", "check.py"):
-        write_whole(folder / module, remote_text(REMOTE / module))
-    write_whole(folder / "check.cu", _check_text(document, text))
-    write_whole(
-        folder / "Makefile",
-        _template("Makefile", source=document["source"], architecture=_flags(text)),
-    )
+    with folder_draft(folder, f"{kernel.name}.json") as draft:
+        samples = save_samples(kernel.cases, draft)
+        architectures = kernel.text.architectures if compiling.compiler() is not None else ()
+        text, document = save_kernels(kernel, draft, samples, architectures)
+        for module in ("load.py", "check.py"):
+            write_whole(draft / module, remote_text(REMOTE / module))
+        write_whole(draft / "check.cu", _check_text(document, text))
+        write_whole(
+            draft / "Makefile",
+            _template("Makefile", source=document["source"], architecture=_flags(text)),
+        )
 
 
 Samples = Mapping[str, Mapping[str, str]]

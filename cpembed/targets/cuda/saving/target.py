@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from cpembed.errors import BackendUnavailable
 from cpembed.provenance import Provenance
 from cpembed.targets.base import Array, Execution
 from cpembed.targets.cuda import compiling
@@ -31,6 +32,13 @@ from cpembed.targets.outputs import PackedLayer
 if TYPE_CHECKING:
     from cpembed.targets.base import Target
 
+MACS_PER_SECOND = 2**29
+"""Multiply-accumulates that the emulator executes in a second: a product of 2,048 of them takes
+some three microseconds."""
+
+LONGEST_SECONDS = 24 * 3600
+"""Estimated seconds beyond which nothing is emulated."""
+
 
 class SavingTarget:
     """Abilities of a target whose artifacts are :class:`CudaKernels`."""
@@ -38,6 +46,16 @@ class SavingTarget:
     provenance = Provenance.EMULATED
     instructions = INSTRUCTIONS
     takes_epilogues = True
+    channels_last = True
+
+    def require_executable(self, macs: int) -> None:
+        # Two orders of threads, on random and on special values; padding takes longer.
+        seconds = 4 * macs / MACS_PER_SECOND
+        if seconds > LONGEST_SECONDS:
+            raise BackendUnavailable(
+                f"emulating {macs:,} multiply-accumulates takes some {seconds / 3600:,.0f} hours: "
+                "take smaller sizes, and `cpembed solve --estimate` for the time of these"
+            )
 
     def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
         # Two orders of the warps: a result that depends on the order is wrong.
@@ -46,6 +64,8 @@ class SavingTarget:
         return Execution(outputs, self.provenance, *seconds)
 
     def joined(self, artifacts: Mapping[str, CudaKernels], shape: Sequence[int]) -> JoinedKernels:
+        programs = (artifact.plan.product.program for artifact in artifacts.values())
+        self.require_executable(sum(program.unfused.macs for program in programs))
         return JoinedKernels.from_parts(artifacts, shape)
 
     def execute_joined(self, joined: JoinedKernels, inputs: Mapping[str, Array]) -> Execution:

@@ -12,14 +12,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.multistage.reads import SECTOR_BYTES
 from cpembed.targets.cuda.tma.factors import Numbers, digit_values
 from cpembed.targets.cuda.tma.tensor_maps import Im2colBox, TensorMap
 from cpembed.targets.cuda.tma.views import ImageView
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.tiles import WorkItem
-
-SECTOR_BYTES = 32
-"""Number of bytes of global memory that are read or written together."""
 
 SAMPLED_BLOCKS = 16
 """Maximum number of blocks of rows over which a mean of bytes is taken."""

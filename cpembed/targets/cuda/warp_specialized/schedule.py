@@ -18,6 +18,13 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.epilogue import input_parameters
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.multistage.registers import (
+    MAX_REGISTERS,
+    MULTIPROCESSOR_REGISTERS,
+    REGISTER_MARGIN,
+    product_registers,
+    resident_blocks,
+)
 from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES, Staging
 from cpembed.targets.cuda.tma.views import ImageView, image_views
 from cpembed.targets.cuda.warp_specialized.layouts import SharedImage
@@ -37,11 +44,6 @@ BARRIER_BYTES = 8
 # A multiprocessor has 65,536 registers, a block of two consumer groups 384 threads: each starts
 # with 168, of which the producers give some to the consumers. Producers that compute addresses of
 # their own need more than one thread that issues copies of TMA, and more than three groups leave.
-MULTIPROCESSOR_REGISTERS, MAX_REGISTERS = 65_536, 255
-
-MULTIPROCESSOR_THREADS = 1536
-"""Maximum number of threads of a multiprocessor of sm_120, the least of all with bulk copies."""
-
 REGISTERS = {(2, False): (168, 40, 232), (2, True): (168, 72, 216), (3, False): (128, 40, 152)}
 """Registers of a thread at the launch, of producers and of consumers, by the number of consumer
 groups and by whether producers compute addresses."""
@@ -50,8 +52,9 @@ RESULT_REGISTERS = 8
 """Number of registers of a thread for each vector of results beyond two that are stored together,
 with which no kernel was seen to spill."""
 
-CONTROL_REGISTERS = 40
-"""Registers of a consumer beside its sums, estimated."""
+CONTROL_REGISTERS, WAIT_REGISTERS = 40, 4
+"""Registers of a group's consumer beside its sums, and of a warp's for waiting for its stages,
+estimated."""
 PART_REGISTERS = 24
 """Further ones where parts of sums are stored and added."""
 INPUT_REGISTERS = 40
@@ -356,16 +359,16 @@ class SpecializedPlan:
     @property
     def registers(self) -> int:
         """Estimated registers of a thread of the consumers."""
-        rows, columns = self.schedule.tile
-        first, second, sums = self.product.instruction.registers
-        total = rows * columns * sums + CONTROL_REGISTERS
-        if self.schedule.warps is not None:
-            # Two sets of fragments, and a place for each depth of a stage.
-            total += 2 * (rows * first + columns * second + self.schedule.depth)
-        if self.schedule.in_registers:
+        instruction, schedule = self.product.instruction, self.schedule
+        if schedule.warps is not None:
+            total = WAIT_REGISTERS
+            total += product_registers(instruction, schedule.tile, schedule.depth, self.images)
+        else:
+            total = math.prod(schedule.tile) * instruction.registers[2] + CONTROL_REGISTERS
+        if schedule.in_registers:
             total += self.fragment_registers
         # What ptxas of CUDA 13 spills of kernels with 160 and 192 sums a thread says how many more.
-        total += PART_REGISTERS * self.schedule.streamed
+        total += PART_REGISTERS * schedule.streamed
         total += INPUT_REGISTERS * bool(input_parameters(self.product))
         return -(-total // 8) * 8
 
@@ -383,21 +386,19 @@ class SpecializedPlan:
         return self.fragment_sets * self.schedule.tile[0] * self.product.instruction.registers[0]
 
     @property
+    def most_registers(self) -> int:
+        """Number of registers with which no kernel of warps of their own was seen to spill."""
+        vectors = self.staging.rows * self.staging.columns // self.product.output.length // LANES
+        return self.registers + REGISTER_MARGIN + RESULT_REGISTERS * max(0, vectors - 2)
+
+    @property
     def min_blocks(self) -> int:
         """Number of blocks that a multiprocessor has registers for; 0 if ptxas may decide."""
-        schedule = self.schedule
-        if schedule.warps is not None:
-            # ptxas for sm_120 would take too few registers, for more blocks. Each of the
-            # four schedulers has a quarter of the registers.
-            staging, length = self.staging, self.product.output.length
-            vectors = staging.rows * staging.columns // length // LANES
-            most = self.registers + RESULT_REGISTERS * max(0, vectors - 2)
-            resident = 4 * (MULTIPROCESSOR_REGISTERS // 4 // (most * LANES))
-            warps = min(resident, MULTIPROCESSOR_THREADS // LANES)
-            return max(1, warps * LANES // schedule.threads)
+        if self.schedule.warps is not None:
+            return resident_blocks(self.most_registers, self.schedule.threads)
         # Registers can be passed from group to group only if ptxas knows how many each thread
         # begins with.
-        return int(schedule.groups > 1)
+        return int(self.schedule.groups > 1)
 
     @property
     def register_shares(self) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ import numpy as np
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.fragment_products import MATRIX_BYTES
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
+from cpembed.targets.cuda.multistage.reads import SECTOR_BYTES
 from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.multistage.traffic import (
     read_back_wavefronts,
@@ -22,7 +23,6 @@ from cpembed.targets.cuda.multistage.traffic import (
     wavefronts,
 )
 from cpembed.targets.cuda.tma.factors import Numbers, digit_values
-from cpembed.targets.cuda.tma.reads import SECTOR_BYTES
 from cpembed.targets.cuda.warp_specialized.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.warp_specialized.loads import factor_bytes
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan

@@ -7,7 +7,8 @@ import numpy as np
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
-from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
+from cpembed.targets.cuda.multistage.reads import mean_reads
+from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES, SharedTile
 from cpembed.targets.cuda.multistage.traffic import (
     COPY_INSTRUCTIONS,
     RESULT_INSTRUCTIONS,
@@ -61,24 +62,35 @@ def work_of(plan: SpecializedPlan, gpu: Gpu) -> KernelWork:
     )
 
 
+def copied_tile(plan: SpecializedPlan, number: int) -> SharedTile:
+    """Return the image of a factor as the tile that the producers' threads copy."""
+    image, operand = plan.images[number], plan.operand(number)
+    width = operand.length * size_bytes(operand.layout.dtype)
+    return SharedTile(image.rows, image.span, image.span, width, swizzled=True)
+
+
 def _fetch(plan: SpecializedPlan, gpu: Gpu) -> Phase:
     """Return the copies of a stage: bytes from L2, which are written to shared memory."""
-    content = sum(image.content_bytes for image in plan.images)
+    shared = sum(image.content_bytes for image in plan.images) / WAVEFRONT_BYTES
     # Every block receives all of its stage but the zeros, of which L2 reads a share for it.
-    received = [mean_bytes(plan, number) for number in range(2)]
-    read = sum(received[number] / plan.schedule.sharers(number) for number in range(2))
+    received = [0.0, 0.0]
     vectors = 0.0
     for number, (image, load) in enumerate(zip(plan.images, plan.schedule.loads, strict=True)):
-        if load == "threads":
-            operand = plan.operand(number)
-            width = operand.length * size_bytes(operand.layout.dtype)
-            vectors += image.content_bytes / width / LANES
+        if load != "threads":
+            received[number] = mean_bytes(plan, number)
+            continue
+        tile = copied_tile(plan, number)
+        vectors += image.content_bytes / tile.width / LANES
+        reads = mean_reads(plan.product, number, plan.schedule.layouts[number], tile)
+        received[number] = reads.bytes(tile.width)
+        # Beyond the wavefronts of a row's bytes.
+        shared += max(0.0, reads.lines - image.content_bytes / WAVEFRONT_BYTES)
+    read = sum(received[number] / plan.schedule.sharers(number) for number in range(2))
     issue = vectors * COPY_INSTRUCTIONS / gpu.unit.schedulers
     # The producers' four warps issue their copies one after the other.
     issue_of_warp = vectors / (WARP_GROUP // LANES) * COPY_INSTRUCTIONS * gpu.unit.integer_cycles
     moved = sum(received)
     cycles = gpu.l2_cycles + moved / gpu.l2_bytes_each + issue_of_warp
-    shared = content / WAVEFRONT_BYTES
     return Phase(cycles, 0.0, shared, issue, bytes=moved, multicast=moved - read)
 
 

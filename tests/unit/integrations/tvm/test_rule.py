@@ -78,7 +78,8 @@ def test_a_module_that_is_compiled_for_less_than_this_processor_is_left_alone():
     assert np.array_equal(called(tvm.compile(scheduled, "llvm"), VALUES), run(network(), VALUES))
 
 
-def test_a_function_of_a_gpu_is_the_kernel_that_the_emulator_runs():
+@pytest.mark.parametrize("function", ["relu", "silu"])
+def test_a_function_of_a_gpu_is_the_kernel_that_the_emulator_runs(function: str):
     if missing := missing_for(load_hardware_spec("mma_f16")):
         pytest.skip(missing[0])
     weight = relax.const(random(1, (16, 8, 3, 3), "float16", 3))
@@ -86,7 +87,7 @@ def test_a_function_of_a_gpu_is_the_kernel_that_the_emulator_runs():
 
     def build(image):
         sums = op.nn.conv2d(image, weight, padding=1, out_dtype="float32")
-        return op.astype(op.nn.relu(op.add(sums, bias)), "float16")
+        return op.astype(getattr(op.nn, function)(op.add(sums, bias)), "float16")
 
     module = module_of(build, image=(IMAGE, "float16"))
     rule, target = plugin.dlight_rule("mma_f16"), cuda_target("sm_80")
@@ -95,7 +96,9 @@ def test_a_function_of_a_gpu_is_the_kernel_that_the_emulator_runs():
         scheduled = dlight.ApplyDefaultSchedule(*rules)(fused(module))
     emulation = Emulation(scheduled, {}, target)
     image = random(3, IMAGE, "float16", 3)
-    assert np.array_equal(emulation.run(image), run(module, image))
+    result, expected = emulation.run(image), run(module, image)
+    # Activations are those of CUDA's library, the last place of float16 may be another.
+    np.testing.assert_allclose(result, expected, rtol=0 if function == "relu" else 2e-3, atol=0)
     assert len(rule.report.kernels) == 1
     assert sum(sum(counted.mma.values()) for counted in emulation.kernel_counters.values())
 

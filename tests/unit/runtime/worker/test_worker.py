@@ -91,6 +91,29 @@ def test_a_step_without_an_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None
     assert worker.call(misbehaving.sleep_outside, 0.5) == "awake"
 
 
+@pytest.mark.parametrize("limit", ["1e9", "1e300", "inf"])
+def test_a_step_may_be_allowed_more_than_one_wait(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """Operating systems wait for 24 days at most."""
+    monkeypatch.setenv(steps.LIMIT_VARIABLE, limit)
+    worker.call(misbehaving.sleep_in_a_step, 0.01)
+    assert worker.call(misbehaving.sleep_outside, 0.01) == "awake"
+
+
+@pytest.mark.parametrize("limit, ends", [("0.4", True), ("20", False)])
+def test_several_waits_are_one_limit(
+    monkeypatch: pytest.MonkeyPatch, limit: str, ends: bool
+) -> None:
+    monkeypatch.setenv(steps.LIMIT_VARIABLE, limit)
+    monkeypatch.setattr(worker, "_LONGEST_WAIT", 0.1)
+    if ends:
+        with pytest.raises(CrashError, match="took too long"):
+            worker.call(misbehaving.sleep_in_a_step, 60)
+    else:
+        worker.call(misbehaving.sleep_in_a_step, 0.8)
+
+
 def test_the_limit_grows_with_the_work() -> None:
     assert steps.time_limit(10**12) > steps.time_limit() > 0
 

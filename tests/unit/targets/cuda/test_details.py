@@ -1,13 +1,17 @@
-"""What a run says beside its time: the schedules that are worth measuring."""
+"""What a run says beside its time, and what is too large to be run here."""
 
 from __future__ import annotations
 
+import pytest
+
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
+from cpembed.errors import BackendUnavailable
 from cpembed.targets.cuda.emulator.executor import Counters
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.model import gpu
-from cpembed.targets.cuda.target import MEASURED, CudaDetails, CudaSpace
+from cpembed.targets.cuda.target import MEASURED, CudaDetails, CudaSpace, CudaTarget
+from cpembed.targets.verification import verified
 
 SPEC = hardware_spec("mma_f16")
 
@@ -33,3 +37,11 @@ def test_a_run_says_to_measure_them() -> None:
     assert details.to_json()["measure"][1] == {"schedule": "blocks of 2", "estimated_us": 3.5}
     alone = CudaDetails(Counters(), 3.0, "a100", first[:1])
     assert "measure" not in dict(alone.rows())
+
+
+def test_what_would_be_emulated_for_days_is_refused_before_its_data_are_made() -> None:
+    target = CudaTarget(SPEC)
+    small, large = (workload(f"gemm m={n} n={n} k={n}", SPEC) for n in (64, 40000))
+    target.require_executable(small.macs)
+    with pytest.raises(BackendUnavailable, match="some 132 hours"):
+        verified(target, None, large, None, 0)

@@ -1,4 +1,4 @@
-"""Registers of kernels: those that the limit admits have no local memory."""
+"""Registers of kernels: estimates beside ptxas, and kernels that limits admit need no memory."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from typing import Any, cast
 
 import pytest
 
+from benchmarks.gpu.registers import compute
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
-from cpembed.targets.cuda.multistage.schedule import (
+from cpembed.targets.cuda.model import gpu
+from cpembed.targets.cuda.multistage.registers import (
     MAX_REGISTERS,
-    PAIR_REGISTERS,
-    KernelSchedule,
-    Plan,
-    check,
+    PAIR_MARGIN,
+    PLACE_REGISTERS,
+    REGISTER_MARGIN,
+    ROW_REGISTERS,
     most_registers,
+    product_registers,
+    resident_blocks,
 )
+from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.target import CudaSpace, CudaTarget
 from cpembed.targets.cuda.warp_specialized.target import HopperTarget
 from experiments.studies.tensor_core_workloads.run import compile_kernel
@@ -57,15 +62,69 @@ def random_plan(rng: random.Random, target: CudaTarget, words: str, least: int) 
 def test_steps_in_pairs_need_more_registers() -> None:
     target = CudaTarget(hardware_spec("mma_f16"))
     plan = random_plan(random.Random(1), target, WORKLOADS[0], 0)
-    for depth, more in ((1, PAIR_REGISTERS), (2, 0), (4, 0)):
-        schedule = KernelSchedule((2, 2), (4, 8), depth, 2)
-        other = Plan(plan.product, schedule)
-        assert most_registers(other) - other.registers >= more
+    for depth, margin in ((1, REGISTER_MARGIN + PAIR_MARGIN), (2, REGISTER_MARGIN)):
+        other = Plan(plan.product, KernelSchedule((2, 2), (4, 8), depth, 2))
+        assert most_registers(other) == other.registers + margin
         if most_registers(other) > MAX_REGISTERS:
             with pytest.raises(LoweringError, match="registers of 255"):
                 check(other, target.gpu.shared_bytes)
     # Beside 128 sums there is no room for pairs.
     assert most_registers(Plan(plan.product, KernelSchedule((2, 2), (4, 8), 1, 2))) > MAX_REGISTERS
+
+
+def test_a_thread_holds_places_by_depth_or_by_tiles() -> None:
+    """Of rows along the depth each depth has a place, of transposed ones each tile."""
+    target = CudaTarget(hardware_spec("mma_f16"))
+    for words, extra in (("trans_b=1", 2 * 2), ("trans_a=1 trans_b=1", 2)):
+        operator = workload(f"gemm m=512 n=512 k=512 {words}", target=target.spec)
+        ranked = solve(operator, target.spec, constraints="in_place", top=1).embeddings[0]
+        product = target.lower(ranked.candidate.program)
+        plans = [Plan(product, KernelSchedule((2, 2), (2, 4), d, 2)) for d in (2, 4)]
+        images = [plan.shared_tiles for plan in plans]
+        places = [
+            product_registers(product.instruction, (2, 4), depth, tiles)
+            for depth, tiles in zip((2, 4), images, strict=True)
+        ]
+        # A place of each of two more depths, of the factors that are not transposed.
+        assert places[1] - places[0] == PLACE_REGISTERS * extra, words
+
+
+def test_rows_at_no_fixed_distance_need_addresses() -> None:
+    """An image of 28 pixels a row, of which 16 are a tile: rows of tiles begin anywhere."""
+    target = CudaTarget(hardware_spec("mma_f16"))
+    gemm = random_plan(random.Random(2), target, WORKLOADS[1], 0).product
+    image = random_plan(random.Random(2), target, WORKLOADS[3], 0).product
+    schedule = KernelSchedule((2, 2), (4, 4), 2, 3)
+    plain, gathered = Plan(gemm, schedule), Plan(image, schedule)
+    turns = gathered.copy_turns(0)
+    assert min(plain.copying, gathered.copying) > 1
+    assert plain.row_distance(0) is not None
+    assert gathered.row_distance(0) is None
+    assert gathered.registers >= plain.registers + ROW_REGISTERS * turns - 8
+
+
+@pytest.mark.parametrize("threads", [32, 64, 128, 160, 256, 512])
+def test_launch_bounds_are_what_a_multiprocessor_has_registers_for(threads: int) -> None:
+    smallest = gpu(hardware_spec("mma_f16"), "rtx_5090")
+    for count in range(24, 256):
+        blocks = resident_blocks(count, threads)
+        # The number of blocks is limited by itself: 24 on that GPU.
+        assert min(blocks, smallest.unit.blocks) == max(
+            1, smallest.resident(threads // 32, 0, count)
+        )
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="missing: nvcc")
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("number", range(1000, 1060))
+def test_estimates_are_near_to_what_ptxas_takes(number: int) -> None:
+    """Of random kernels, of 24 and more registers; and none has local memory."""
+    row = compute(number)
+    if "error" in row:
+        pytest.skip(row["error"])
+    assert not any(row["local_bytes"].values()), row
+    taken = [-(-count // 8) * 8 for count in row["registers"].values()]
+    assert row["estimated"] - 40 <= min(taken) <= max(taken) <= row["estimated"] + 40, row
 
 
 @pytest.mark.slow

@@ -21,8 +21,13 @@ from cpembed.ir.reference import random_inputs
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
 from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.lower import lower
-from cpembed.targets.cuda.multistage.emit import UNROLLED_PRODUCTS
-from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
+from cpembed.targets.cuda.multistage.schedule import (
+    UNROLLED_COPIES,
+    UNROLLED_PRODUCTS,
+    KernelSchedule,
+    Plan,
+    check,
+)
 from cpembed.targets.registry import open_target
 from tests.unit.targets.cuda.machine_code import opcodes
 
@@ -178,7 +183,9 @@ def test_products_in_machine_code_times_trips_are_those_executed(
     code = machine_code(made.text.source, "sm_80", tmp_path)["product_kernel"]
     stages, copying = schedule.stages, plan.steps - schedule.stages + 1
     steps = 2
-    if math.prod(schedule.tile) * schedule.depth <= UNROLLED_PRODUCTS and copying >= 2 * stages:
+    copies = sum(-(-tile.copies // schedule.threads) for tile in plan.shared_tiles)
+    is_small = math.prod(schedule.tile) * schedule.depth <= UNROLLED_PRODUCTS
+    if is_small and copies <= UNROLLED_COPIES and copying >= 2 * stages:
         steps = stages + 1 + (copying % stages > 0)
     assert code.count(PRODUCTS[target]) == steps * products_of_a_step(plan)
     rows, columns, batch, splits = plan.blocks

@@ -13,7 +13,7 @@ from cpembed.driver.named import workload
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.driver.tune import TuneResult, tune
-from cpembed.errors import BackendUnavailable
+from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.targets.cuda import measurement
@@ -111,6 +111,28 @@ def test_the_fastest_of_three_is_kept_and_runs(fake: FakeGpu) -> None:
     assert other.choice.tuned is None
 
 
+def test_a_run_measures_the_first_three_and_runs_the_fastest(fake: FakeGpu) -> None:
+    for _ in range(2):
+        # A second run measures nothing anew.
+        ran = run(workload(WORDS, target="mma_f16"), "mma_f16", output="float16", measure=True)
+        assert fake.measured == MEASURED
+        assert isinstance(ran, RunResult)
+        assert ran.choice.tuned is not None
+        tuning = tuned(constraints="fused", output="float16")
+        assert ran.choice.tuned.trial == tuning.best
+        assert ran.choice.schedule == ran.target.schedule_of(tuning.best)
+
+
+def test_a_run_cannot_measure_without_a_gpu_or_a_choice(fake: FakeGpu) -> None:
+    operator = workload(WORDS, target="mma_f16")
+    with pytest.raises(WorkloadError, match="--measure chooses by times: leave out --rank"):
+        run(operator, "mma_f16", measure=True, rank=1)
+    fake.set(FAKE_CUDA="none")
+    with pytest.raises(BackendUnavailable, match=r"mma_f16: .*`cpembed bench … --pack"):
+        run(operator, "mma_f16", measure=True)
+    assert fake.measured == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["FAKE_CUDA_CRASH", "FAKE_CUDA_HANG"])
 def test_a_schedule_that_ends_its_process_is_a_failed_trial(
@@ -142,6 +164,10 @@ def test_wrong_results_end_the_search(fake: FakeGpu) -> None:
 def test_the_machine_is_the_one_that_the_gpu_is(fake: FakeGpu) -> None:
     fake.set(FAKE_CUDA_CAPABILITY=90)
     assert tuned().target.described_machine == "h100"
+    ran = run(workload(WORDS, target="mma_f16"), "mma_f16", measure=True)
+    assert isinstance(ran, RunResult)
+    assert ran.target.described_machine == "h100"
+    assert ran.choice.tuned is not None
     fake.set(FAKE_CUDA_CAPABILITY=100)
     with pytest.raises(BackendUnavailable, match=r"fake GPU is of sm_100.*a100.*--machine"):
         tuned()

@@ -46,19 +46,19 @@ static void learn(const Location &before, int effects, Scope scope) {
   auto block = before.blocks.find(warp->block->rank);
   if (block != before.blocks.end()) seen[kBlockScope] = block->second;
   if (scope >= kClusterScope) seen[kClusterScope] = before.in_cluster;
-  auto learned = share();
+  Knowledge learned;
   for (int s = 0; s < 2; s++)
     if (effects & kAcquires)
-      learned->join(seen[s]);
+      learned.join(seen[s]);
     else
-      learned->unacquired[s] = seen[s].order;
+      learned.unacquired[s] = seen[s].order;
   if (scope == kGpuScope && before.clusters) {
     if (effects & kAcquires)
-      learned->learn(before.clusters);
+      learned.learn(before.clusters);
     else
-      learned->pending = before.clusters;
+      learned.pending = before.clusters;
   }
-  warp->clock.acquire(1u << lane_number, learned, nullptr, 0);
+  warp->clock.learn(1u << lane_number, std::move(learned));
 }
 
 /* An atomic operation of the running lane, which may be made after it. */

@@ -263,11 +263,11 @@ extern "C" void executor_bulk_wait(ExecutorFunction &function, uint32_t pending,
         else
           reduce(store.reduction, piece.to, piece.from, piece.bytes);
   if (stores.agent == 0) return;
-  auto made = share();
-  made->order.raise(stores.agent, stores.read);
+  Knowledge made;
+  made.order.raise(stores.agent, stores.read);
   if (!reads && stores.committed > pending)
-    made->order.raise(stores.writes_agent, stores.committed - pending);
-  warp->clock.acquire(1u << lane_number, made, nullptr, 0);
+    made.order.raise(stores.writes_agent, stores.committed - pending);
+  warp->clock.learn(1u << lane_number, std::move(made));
 }
 
 /* A block ends: no store may still read its shared memory. */

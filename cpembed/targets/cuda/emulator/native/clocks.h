@@ -47,11 +47,10 @@ class Clock {
   /* Of some lanes of a warp of which `live` exist. */
   void raise_lanes(uint32_t component, uint32_t lanes, uint32_t live, uint32_t time) {
     Lanes &l = lanes_of(component);
-    for (int i = 0; i < 32; i++)
-      if (lanes >> i & 1)
-        l.times[i] = std::max(l.times[i], time);
-      else if (!(live >> i & 1))
-        l.times[i] = UINT32_MAX;
+    for (int i = 0; i < 32; i++) {
+      uint32_t reached = lanes >> i & 1 ? time : live >> i & 1 ? 0 : UINT32_MAX;
+      l.times[i] = std::max(l.times[i], reached);
+    }
     // Each lane takes part in the warp's collective functions.
     l.times[kCollective] = std::max(l.times[kCollective], time);
     tidy(component);
@@ -61,9 +60,7 @@ class Clock {
     if (times_.size() < other.times_.size()) times_.resize(other.times_.size());
     for (size_t c = 0; c < other.times_.size(); c++) times_[c] = std::max(times_[c], other.times_[c]);
     for (const Lanes &l : other.lanes_) {
-      if (*std::min_element(l.times, l.times + kSlots) <= time(l.component) &&
-          *std::max_element(l.times, l.times + kSlots) <= time(l.component))
-        continue;
+      if (l.most() <= time(l.component)) continue;
       Lanes &mine = lanes_of(l.component);
       for (int i = 0; i < kSlots; i++) mine.times[i] = std::max(mine.times[i], l.times[i]);
       tidy(l.component);
@@ -76,6 +73,17 @@ class Clock {
   struct Lanes {
     uint32_t component;
     uint32_t times[kSlots];
+
+    uint32_t least() const {
+      uint32_t made = UINT32_MAX;
+      for (uint32_t t : times) made = std::min(made, t);
+      return made;
+    }
+    uint32_t most() const {
+      uint32_t made = 0;
+      for (uint32_t t : times) made = std::max(made, t);
+      return made;
+    }
   };
 
   Lanes &lanes_of(uint32_t component) {
@@ -90,12 +98,12 @@ class Clock {
     for (size_t n = 0; n < lanes_.size(); n++) {
       Lanes &l = lanes_[n];
       if (l.component != component) continue;
-      uint32_t least = *std::min_element(l.times, l.times + kSlots);
-      raise(component, least);
-      uint32_t common = time(component);
-      bool more = false;
-      for (uint32_t t : l.times) more |= t > common && t != UINT32_MAX;
-      if (!more) lanes_.erase(lanes_.begin() + ptrdiff_t(n));
+      raise(component, l.least());
+      uint32_t common = time(component), more = 0;
+      for (uint32_t t : l.times) more |= uint32_t(t > common) & uint32_t(t != UINT32_MAX);
+      if (more) return;
+      if (n + 1 < lanes_.size()) l = lanes_.back();
+      lanes_.pop_back();
       return;
     }
   }
@@ -133,6 +141,7 @@ struct Knowledge {
   Clock unacquired[2];  // What one has read of its block and cluster, which a fence acquires.
   SharedClusters clusters;  // Through locations of global memory.
   SharedClusters pending;   // Of these what a fence acquires.
+  uint64_t includes = 0;    // Version of what a warp's lanes have in common that was joined last.
 
   void join(const Knowledge &other) {
     order.join(other.order);
@@ -142,7 +151,12 @@ struct Knowledge {
     join_clusters(clusters, other.clusters);
     join_clusters(pending, other.pending);
   }
-  void clear() { *this = Knowledge{}; }
+  void clear() {
+    order.clear(), proxy.clear();
+    for (Clock &clock : fenced) clock.clear();
+    for (Clock &clock : unacquired) clock.clear();
+    clusters.reset(), pending.reset(), includes = 0;
+  }
 
   /* Clusters, of which the running one is known thread by thread. */
   void learn(const SharedClusters &theirs) {
@@ -158,24 +172,30 @@ static inline std::shared_ptr<Knowledge> share(Knowledge knowledge = {}) {
   return std::shared_ptr<Knowledge>(new Knowledge(std::move(knowledge)));
 }
 
+static uint64_t clock_versions;
+
 /* The knowledge of a warp: that of all its lanes, and what only some of them have. */
 struct WarpClock {
   uint32_t component = 0;
   uint32_t lanes_live = 0;
   uint32_t time = 1;
   Knowledge common;
+  uint64_t version = 0;  // Of what is common.
 
   struct Part {
     uint32_t lanes;
-    const void *source;  // What it was acquired from, with `number`; null for a lane's own.
+    const void *source;  // What it was acquired from, with `number`; null for the lanes' own.
     uint64_t number;
     std::shared_ptr<const Knowledge> knowledge;
   };
   std::vector<Part> parts;
+  Knowledge own[32];  // Of single lanes, which have it from themselves or from no source that others share.
+  uint32_t have_own = 0;
 
   void begin(uint32_t its_component, uint32_t live) {
     component = its_component, lanes_live = live, time = 1;
-    common.clear(), parts.clear();
+    common.clear(), forget_parts();
+    changed();
   }
 
   /* Whether a lane knows of something, by what is common or its parts; of a collective function: whether
@@ -186,6 +206,8 @@ struct WarpClock {
     uint32_t wanted = lane < 32 ? 1u << lane : lanes_live, reached = 0;
     for (const Part &part : parts)
       if ((part.lanes & wanted & ~reached) && covers(*part.knowledge)) reached |= part.lanes;
+    for (uint32_t rest = wanted & have_own & ~reached; rest; rest &= rest - 1)
+      if (covers(own[__builtin_ctz(rest)])) reached |= rest & -rest;
     return (wanted & ~reached) == 0;
   }
 
@@ -208,6 +230,8 @@ struct WarpClock {
     if (common.order.covers(c, lane_of(before), t)) return true;
     for (const Part &part : parts)
       if (part.knowledge->order.covers(c, lane_of(before), t)) return true;
+    for (uint32_t rest = have_own; rest; rest &= rest - 1)
+      if (own[__builtin_ctz(rest)].order.covers(c, lane_of(before), t)) return true;
     return false;
   }
 
@@ -230,23 +254,20 @@ struct WarpClock {
   /* A fence of some lanes: later relaxed operations release what they know, and they acquire what earlier
      ones have read. */
   void thread_fence(uint32_t lanes, Scope scope) {
-    Knowledge all;
+    Knowledge all, made;
     release(lanes, all);
-    auto made = share();
-    for (int s = 0; s <= scope; s++) made->fenced[s] = all.order;
-    for (int s = 0; s <= std::min<int>(scope, kClusterScope); s++) made->order.join(all.unacquired[s]);
-    if (scope == kGpuScope) made->learn(all.pending);
-    if (lanes == lanes_live)
-      common.join(*made);
-    else
-      add_part({lanes, nullptr, 0, made});
+    for (int s = 0; s <= scope; s++) made.fenced[s] = all.order;
+    for (int s = 0; s <= std::min<int>(scope, kClusterScope); s++) made.order.join(all.unacquired[s]);
+    if (scope == kGpuScope) made.learn(all.pending);
+    learn(lanes, std::move(made));
   }
 
   /* Add what some lanes know and have done to `target`; what they do from now on is not in it. */
   void release(uint32_t lanes, Knowledge &target) {
-    target.join(common);
+    if (target.includes != version) target.join(common), target.includes = version;
     for (const Part &part : parts)
       if (part.lanes & lanes) target.join(*part.knowledge);
+    for (uint32_t rest = lanes & have_own; rest; rest &= rest - 1) target.join(own[__builtin_ctz(rest)]);
     if (lanes == lanes_live)
       target.order.raise(component, time);
     else
@@ -259,48 +280,75 @@ struct WarpClock {
                uint64_t number) {
     for (size_t n = 0; n < parts.size(); n++) {
       Part &part = parts[n];
-      if (part.source != source || part.number != number || source == nullptr) continue;
+      if (part.source != source || part.number != number) continue;
       part.lanes |= lanes;
       if (part.lanes == lanes_live) {
-        common.join(*part.knowledge);
+        learn_all(*part.knowledge);
         parts.erase(parts.begin() + ptrdiff_t(n));
       }
       return;
     }
     if (lanes == lanes_live)
-      common.join(*what);
+      learn_all(*what);
     else
       add_part({lanes, source, number, what});
   }
 
+  /* Some lanes learn what no other lane learns from the same source. */
+  void learn(uint32_t lanes, Knowledge &&what) {
+    if (lanes == lanes_live) {
+      learn_all(what);
+    } else if ((lanes & (lanes - 1)) == 0) {
+      int lane = __builtin_ctz(lanes);
+      if (have_own & lanes)
+        own[lane].join(what);
+      else
+        own[lane] = std::move(what);
+      have_own |= lanes;
+    } else {
+      add_part({lanes, nullptr, 0, share(std::move(what))});
+    }
+  }
+
   /* A proxy fence of some lanes: what they know, the asynchronous proxy sees. */
   void proxy_fence(uint32_t lanes) {
-    Knowledge all;
+    Knowledge all, made;
     release(lanes, all);
-    auto made = share();
-    made->proxy = std::move(all.order);
-    if (lanes == lanes_live)
-      common.join(*made);
-    else
-      add_part({lanes, nullptr, 0, made});
+    made.proxy = std::move(all.order);
+    learn(lanes, std::move(made));
   }
 
   /* Some lanes meet: each knows what the others do. */
   void meet(uint32_t lanes) {
     if (lanes == lanes_live) {
       for (const Part &part : parts) common.join(*part.knowledge);
-      parts.clear();
+      for (uint32_t rest = have_own; rest; rest &= rest - 1) common.join(own[__builtin_ctz(rest)]);
+      forget_parts();
       common.order.raise(component, time);
+      changed();
       time++;
       return;
     }
-    auto made = share();
-    release(lanes, *made);
-    add_part({lanes, nullptr, 0, made});
+    Knowledge made;
+    release(lanes, made);
+    learn(lanes, std::move(made));
+  }
+
+  void learn_all(const Knowledge &what) {
+    common.join(what);
+    changed();
   }
 
  private:
   static constexpr size_t kMostParts = 6;
+
+  void changed() { version = ++clock_versions; }
+
+  void forget_parts() {
+    parts.clear();
+    for (uint32_t rest = have_own; rest; rest &= rest - 1) own[__builtin_ctz(rest)].clear();
+    have_own = 0;
+  }
 
   void add_part(Part part) {
     parts.push_back(std::move(part));

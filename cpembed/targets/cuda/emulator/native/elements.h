@@ -65,12 +65,20 @@ struct S32 {
   static Stored store(Value value) { return value; }
 };
 
+/* Add the products of `k` factors, and as many rows of values that are `stride` apart, to a row of sums. */
+template <int columns, class V>
+static inline void add_products(V *sums, const V *factors, const V *values, int k, int stride) {
+  V made[columns];  // In registers.
+  memcpy(made, sums, sizeof made);
+  for (int depth = 0; depth < k; depth++)
+    for (int c = 0; c < columns; c++) made[c] += factors[depth] * values[depth * stride + c];
+  memcpy(sums, made, sizeof made);
+}
+
 /* c += a * b over dense matrices. Products of float16 and of bfloat16 are exact in float; sums are
    taken in float, from the accumulator on along k, and rounded once to the accumulator's type where
    they are stored. The order inside a GPU is not published, so floats agree to a tolerance only. */
 template <class V, int M, int N, int K>
 static inline void multiply_add(V (&c)[M][N], const V (&a)[M][K], const V (&b)[K][N]) {
-  for (int i = 0; i < M; i++)
-    for (int k = 0; k < K; k++)
-      for (int j = 0; j < N; j++) c[i][j] += a[i][k] * b[k][j];
+  for (int i = 0; i < M; i++) add_products<N>(c[i], a[i], b[0], K, N);
 }

@@ -37,6 +37,7 @@ class GlobalMemory {
     bool tracked;
     std::vector<uint64_t> read, written;  // A bit for each byte.
     std::vector<uint64_t> before;         // Those that were written before a dependent launch.
+    bool may_race = false;                // The launch has written it.
   };
 
   /* The array of bytes that may be accessed, and are aligned; null with a fault. */
@@ -59,6 +60,7 @@ class GlobalMemory {
       return nullptr;
     }
     size_t start = size_t(address - found->base);
+    found->may_race |= writes || atomic;
     if (!atomic || writes) mark((writes ? found->written : found->read).data(), start, bytes);
     if (writes && !found->tracked && any(found->read.data(), start, bytes)) {
       set_fault("{track:%d}", found->argument);
@@ -69,14 +71,12 @@ class GlobalMemory {
       mark(found->initialised, start, bytes);
       return found;
     }
-    for (size_t byte = start; byte < start + bytes; byte++)
-      if (!(found->initialised[byte / 64] >> byte % 64 & 1)) {
-        set_fault("uninitialised global memory: %s at {at:%u} reads bytes %zu to %zu of argument %d, of "
-                  "which nobody has written byte %zu yet",
-                  what, site, start, start + bytes - 1, found->argument, byte);
-        return nullptr;
-      }
-    return found;
+    size_t byte = first_unset(found->initialised, start, bytes);
+    if (byte == start + bytes) return found;
+    set_fault("uninitialised global memory: %s at {at:%u} reads bytes %zu to %zu of argument %d, of "
+              "which nobody has written byte %zu yet",
+              what, site, start, start + bytes - 1, found->argument, byte);
+    return nullptr;
   }
 
   bool holds(const void *p, size_t bytes) {
@@ -136,6 +136,17 @@ class GlobalMemory {
   }
 
  private:
+  /* The first of some bits that is not set; the one behind them if all are. */
+  static size_t first_unset(const uint64_t *bits, size_t start, size_t count) {
+    for (size_t bit = start; bit < start + count; bit = (bit | 63) + 1) {
+      uint64_t unset = ~bits[bit / 64] >> bit % 64;
+      if (unset == 0) continue;
+      bit += size_t(__builtin_ctzll(unset));
+      return std::min(bit, start + count);
+    }
+    return start + count;
+  }
+
   static void mark(uint64_t *bits, size_t start, size_t count) {
     for (; count > 64; start += 64, count -= 64) mark(bits, start, 64);
     uint64_t mask = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;

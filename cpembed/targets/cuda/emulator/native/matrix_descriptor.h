@@ -12,12 +12,17 @@ struct Descriptor {
   uint32_t start, leading, stride, base, mode;  // Bytes; mode 0 none, 1 128B, 2 64B, 3 32B.
 };
 
-static bool decode(uint64_t bits, Descriptor &d, const char *what, Site site) {
+static Descriptor descriptor_of(uint64_t bits) {
+  Descriptor d;
   d.start = uint32_t(bits & 0x3fff) << 4;
   d.leading = uint32_t(bits >> 16 & 0x3fff) << 4;
   d.stride = uint32_t(bits >> 32 & 0x3fff) << 4;
   d.base = uint32_t(bits >> 49 & 7);
   d.mode = uint32_t(bits >> 62);
+  return d;
+}
+
+static bool valid_descriptor(uint64_t bits, const char *what, Site site) {
   constexpr uint64_t kUsed = 0x3fff | uint64_t{0x3fff} << 16 | uint64_t{0x3fff} << 32 | uint64_t{7} << 49 |
                              uint64_t{3} << 62;
   if (!(bits & ~kUsed)) return true;

@@ -123,9 +123,9 @@ static void finish_copies(size_t pending) {
   copies.done = end;
   if (copies.groups() == 0) copies.ends.clear(), copies.first_end = 0;
   if (!landed) return;
-  auto learned = share();
-  learned->order = copies.landed;
-  warp->clock.acquire(1u << lane_number, learned, nullptr, 0);
+  Knowledge learned;
+  learned.order = copies.landed;
+  warp->clock.learn(1u << lane_number, std::move(learned));
 }
 
 /* A function of a lane without addresses, for which a warp's lanes come one after the other. */

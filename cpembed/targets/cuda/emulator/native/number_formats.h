@@ -36,6 +36,16 @@ static inline float float16_to_float(uint16_t h) {
 #endif
 }
 
+/* Of 8 numbers, `scale` times. */
+static inline void float16_to_floats(const uint16_t *h, float scale, float *to) {
+#if defined(__F16C__) && defined(__AVX__)
+  __m256 values = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(h)));
+  _mm256_storeu_ps(to, _mm256_mul_ps(values, _mm256_set1_ps(scale)));
+#else
+  for (int i = 0; i < 8; i++) to[i] = scale * float16_to_float(h[i]);
+#endif
+}
+
 static inline uint16_t float_to_float16(float value) {
 #if defined(__F16C__)
   return uint16_t(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));

@@ -46,10 +46,33 @@ void executor_bulk_commit(ExecutorFunction &);
 void executor_bulk_wait(ExecutorFunction &, uint32_t pending, bool reads);
 void executor_prefetch_tensormap(ExecutorFunction &, const void *map);
 
-void executor_wgmma(ExecutorFunction &, ExecutorWords a_words, ExecutorPlaces a_places, bool from_registers, uint64_t a, uint64_t b,
-                    bool adds, int scale_a, int scale_b, int transposed_a, int transposed_b, int registers,
-                    ...);
+/* `places` addresses follow: of each of the `registers`, or of the first one where they lie side by side. */
+void executor_wgmma(ExecutorFunction &, ExecutorWords a_words, ExecutorPlaces a_places, bool from_registers,
+                    uint64_t a, uint64_t b, bool adds, int scale_a, int scale_b, int transposed_a,
+                    int transposed_b, int registers, int places, ...);
 void executor_wgmma_fence(ExecutorFunction &);
 void executor_wgmma_commit(ExecutorFunction &);
 void executor_wgmma_wait(ExecutorFunction &, uint32_t pending);
 }
+
+namespace executor {
+
+/* A product of a warp group; the addresses of the registers of its sums are pushed on the stack, since an
+   array of them would be instrumented. Where the compiler sees that they are an array's, one is enough. */
+template <class... Places>
+static inline __attribute__((always_inline)) void multiply_group(
+    ExecutorFunction &function, ExecutorWords a_words, ExecutorPlaces a_places, bool from_registers, uint64_t a,
+    uint64_t b, bool adds, int scale_a, int scale_b, int transposed_a, int transposed_b, void *first,
+    Places... others) {
+  constexpr int registers = 1 + sizeof...(others);
+  int number = 0;
+  bool side_by_side = ((static_cast<char *>(others) == static_cast<char *>(first) + 4 * ++number) && ...);
+  if (side_by_side)
+    executor_wgmma(function, a_words, a_places, from_registers, a, b, adds, scale_a, scale_b, transposed_a,
+                   transposed_b, registers, 1, first);
+  else
+    executor_wgmma(function, a_words, a_places, from_registers, a, b, adds, scale_a, scale_b, transposed_a,
+                   transposed_b, registers, registers, first, others...);
+}
+
+}  // namespace executor

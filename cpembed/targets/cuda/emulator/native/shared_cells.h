@@ -1,6 +1,7 @@
 /* What is known of every part of shared memory: who wrote it last, and who has read it since. */
 #pragma once
 
+#include <numeric>
 #include <string>
 
 #include "clocks.h"
@@ -28,23 +29,26 @@ struct Reader {
 
 class ReaderSets {
  public:
-  void begin() { sets_.clear(), free_.clear(); }
+  void begin() {
+    free_.resize(sets_.size());
+    std::iota(free_.begin(), free_.end(), size_t{0});
+  }
 
-  uint64_t make(std::vector<Reader> readers) {
+  /* A set of `count` readers, in the memory of one that was dropped if there is one. */
+  uint64_t make(const Reader *readers, size_t count) {
     size_t number = sets_.size();
     if (free_.empty()) {
-      sets_.push_back(std::move(readers));
+      sets_.emplace_back();
     } else {
       number = free_.back();
       free_.pop_back();
-      sets_[number] = std::move(readers);
     }
+    sets_[number].assign(readers, readers + count);
     return kSeveral | number;
   }
   std::vector<Reader> &of(uint64_t reader) { return sets_[reader & ~kSeveral]; }
   void drop(uint64_t reader) {
     if (!(reader & kSeveral)) return;
-    of(reader).clear();
     free_.push_back(reader & ~kSeveral);
   }
 
@@ -89,44 +93,39 @@ static std::string doer(uint32_t component, uint64_t lanes) {
 }
 static std::string doer(Stamp s) { return doer(component_of(s), uint64_t{1} << lane_of(s)); }
 
+/* Cells of one block, page by page: those of a page are as small as its accesses need. */
 class Cells {
  public:
   void begin(size_t bytes) {
-    granule_ = 16;
-    cells_.assign((bytes + 15) / 16, Cell{});
+    running_++;
+    pages_.resize(std::max(pages_.size(), (bytes + kPage - 1) / kPage));
     sets_.begin();
   }
 
-  /* The cells of bytes, which become smaller where they have to. */
-  std::pair<size_t, size_t> range(size_t start, size_t bytes) {
-    size_t odd = start | bytes | 16;
-    size_t needed = odd & -odd;
-    while (granule_ > needed) {
-      std::vector<Cell> finer;
-      finer.reserve(cells_.size() * 2);
-      for (const Cell &cell : cells_) {
-        finer.insert(finer.end(), 2, cell);
-        if (cell.reader & kSeveral) {
-          std::vector<Reader> same = sets_.of(cell.reader);
-          finer.back().reader = sets_.make(std::move(same));
-        }
-      }
-      cells_.swap(finer);
-      granule_ /= 2;
+  /* `visit` a cell and its first byte, for each cell of bytes; false as soon as it returns that. */
+  template <class Visit>
+  bool each(size_t start, size_t bytes, Visit visit) {
+    for (size_t end = start + bytes; start < end;) {
+      size_t within = start % kPage, piece = std::min(end - start, kPage - within);
+      Page &page = page_of(start / kPage);
+      split(page, within | piece);
+      size_t granule = page.granule;
+      Cell *cell = &page.cells[within / granule], *last = cell + piece / granule;
+      for (; cell < last; cell++, start += granule)
+        if (!visit(*cell, start)) return false;
     }
-    return {start / granule_, (start + bytes) / granule_};
+    return true;
   }
 
-  Cell &operator[](size_t number) { return cells_[number]; }
-  size_t granule() const { return granule_; }
+  /* Number of bytes of the cell that begins at `start`. */
+  size_t granule(size_t start) { return page_of(start / kPage).granule; }
 
   /* A reader that is after the access `now`, or at the same time; null if none. */
   const Reader *reader_beyond(const Cell &cell, const WarpClock &clock, int lane) {
     if (cell.reader == 0) return nullptr;
     if (!(cell.reader & kSeveral)) {
       if (clock.knows(cell.reader, lane)) return nullptr;
-      single_ = {component_of(cell.reader), time_of(cell.reader), uint64_t{1} << lane_of(cell.reader),
-                 cell.read_at};
+      single_ = reader_of(cell.reader, cell.read_at);
       return &single_;
     }
     for (const Reader &r : sets_.of(cell.reader))
@@ -134,30 +133,32 @@ class Cells {
     return nullptr;
   }
 
-  void note_reader(Cell &cell, Stamp now, const WarpClock &clock, Site site) {
+  /* `clock`: of the thread that reads, which ends that others have read what it knows of; null if it ends none. */
+  void note_reader(Cell &cell, Stamp now, const WarpClock *clock, Site site) {
     uint64_t r = cell.reader;
     if (r == now) return;
     if (!(r & kSeveral)) {
-      if (r == 0 || clock.knows(r, lane_of(now))) {
+      if (r == 0 || follows(now, r) || (clock && clock->knows(r, lane_of(now)))) {
         cell.reader = now, cell.read_at = site;
         return;
       }
-      cell.reader = sets_.make({{component_of(r), time_of(r), uint64_t{1} << lane_of(r), cell.read_at},
-                                {component_of(now), time_of(now), uint64_t{1} << lane_of(now), site}});
+      Reader two[] = {reader_of(r, cell.read_at), reader_of(now, site)};
+      cell.reader = sets_.make(two, 2);
       return;
     }
     std::vector<Reader> &set = sets_.of(r);
-    uint32_t component = component_of(now), time = time_of(now);
+    Reader mine = reader_of(now, site);
     for (Reader &reader : set)
-      if (reader.component == component && reader.time == time) {
-        reader.lanes |= uint64_t{1} << lane_of(now);
+      if (reader.component == mine.component && (reader.time == mine.time || reader.lanes == mine.lanes)) {
+        reader.lanes |= mine.lanes;
+        reader.time = mine.time;
         return;
       }
     size_t kept = 0;
     for (const Reader &reader : set)
-      if (!known(reader, clock, lane_of(now))) set[kept++] = reader;
+      if (!clock || !known(reader, *clock, lane_of(now))) set[kept++] = reader;
     set.resize(kept);
-    set.push_back({component, time, uint64_t{1} << lane_of(now), site});
+    set.push_back(mine);
   }
 
   void forget_readers(Cell &cell) {
@@ -166,6 +167,49 @@ class Cells {
   }
 
  private:
+  static constexpr size_t kPage = 512, kGranule = 16;
+
+  struct Page {
+    uint64_t running = 0;  // Of which launch of a block its cells tell; of an earlier one they count as unset.
+    size_t granule = kGranule;
+    std::vector<Cell> cells;
+  };
+
+  Page &page_of(size_t number) {
+    Page &page = pages_[number];
+    if (__builtin_expect(page.running != running_, 0)) {
+      page.running = running_, page.granule = kGranule;
+      page.cells.assign(kPage / kGranule, Cell{});
+    }
+    return page;
+  }
+
+  /* The cells of a page become so small that bytes whose bounds have the bits `odd` are some of them. */
+  void split(Page &page, size_t odd) {
+    odd |= kGranule;
+    size_t needed = odd & -odd;
+    for (; __builtin_expect(page.granule > needed, 0); page.granule /= 2) {
+      std::vector<Cell> finer;
+      finer.reserve(page.cells.size() * 2);
+      for (const Cell &cell : page.cells) {
+        finer.insert(finer.end(), 2, cell);
+        if (!(cell.reader & kSeveral)) continue;
+        std::vector<Reader> same = sets_.of(cell.reader);
+        finer.back().reader = sets_.make(same.data(), same.size());
+      }
+      page.cells.swap(finer);
+    }
+  }
+
+  static Reader reader_of(Stamp s, Site site) {
+    return {component_of(s), time_of(s), uint64_t{1} << lane_of(s), site};
+  }
+
+  /* Whether one thread, or agent, makes both accesses. */
+  static bool follows(Stamp now, Stamp before) {
+    return component_of(now) == component_of(before) && lane_of(now) == lane_of(before);
+  }
+
   static bool known(const Reader &r, const WarpClock &clock, int lane) {
     if (clock.common.order.time(r.component) >= r.time) return true;
     for (uint64_t rest = r.lanes; rest; rest &= rest - 1)
@@ -173,8 +217,8 @@ class Cells {
     return true;
   }
 
-  size_t granule_ = 16;
-  std::vector<Cell> cells_;
+  uint64_t running_ = 0;
+  std::vector<Page> pages_;
   ReaderSets sets_;
   Reader single_;
 };

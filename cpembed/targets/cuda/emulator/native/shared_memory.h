@@ -114,75 +114,70 @@ class SharedMemory {
   bool read(const void *p, size_t bytes, Stamp now, Site site) {
     Actor actor = actor_of(now);
     Cells &cells = cells_[rank(p)];
-    auto [first, last] = cells.range(offset(p), bytes);
-    for (size_t c = first; c < last; c++) {
-      Cell &cell = cells[c];
-      State state = state_of(cell.writer);
-      if ((state != kWritten && state != kAtomic) || !actor.clock.knows(cell.writer, actor.lane))
-        return bad_access(cells, c, actor, "reads", site);
-      cells.note_reader(cell, now, actor.clock, site);
-    }
-    return true;
+    Stamp known = kNobody;
+    return cells.each(offset(p), bytes, [&](Cell &cell, size_t start) {
+      if (cell.writer != known && !readable(cell, actor)) return bad_access(cells, cell, start, actor, "reads", site);
+      known = cell.writer;
+      cells.note_reader(cell, now, &actor.clock, site);
+      return true;
+    });
   }
 
   /* `state`: of what is written. */
   bool write(const void *p, size_t bytes, Stamp now, State state, Site site) {
     Actor actor = actor_of(now);
     Cells &cells = cells_[rank(p)];
-    auto [first, last] = cells.range(offset(p), bytes);
-    for (size_t c = first; c < last; c++) {
-      Cell &cell = cells[c];
+    return cells.each(offset(p), bytes, [&](Cell &cell, size_t start) {
       bool atomics = state == kAtomic && state_of(cell.writer) == kAtomic;
       if (!(atomics || written_before(cell, actor)) || cells.reader_beyond(cell, actor.clock, actor.lane))
-        return bad_access(cells, c, actor, state == kInFlight ? "copies to" : "writes", site);
-      cell.writer = now | state;
-      cell.written_at = site;
-      cells.forget_readers(cell);
-    }
-    return true;
+        return bad_access(cells, cell, start, actor, state == kInFlight ? "copies to" : "writes", site);
+      overwrite(cells, cell, now | state, site);
+      return true;
+    });
   }
 
   /* Bytes begin or end to be a barrier object, or are unset again. */
   void set_writer(const void *p, size_t bytes, Stamp writer, Site site) {
-    Cells &cells = cells_[rank(p)];
-    auto [first, last] = cells.range(offset(p), bytes);
-    for (size_t c = first; c < last; c++) {
-      cells[c].writer = writer;
-      if (site) cells[c].written_at = site;
-    }
+    cells_[rank(p)].each(offset(p), bytes, [&](Cell &cell, size_t) {
+      cell.writer = writer;
+      if (site) cell.written_at = site;
+      return true;
+    });
   }
 
   /* The asynchronous proxy reads for `actor`; `reader` is the stamp of the operation. */
   bool read_by_proxy(const void *p, size_t bytes, const Actor &actor, Stamp reader, const char *what,
                      Site site) {
     Cells &cells = cells_[rank(p)];
-    auto [first, last] = cells.range(offset(p), bytes);
-    for (size_t c = first; c < last; c++) {
-      Cell &cell = cells[c];
-      State state = state_of(cell.writer);
-      if ((state != kWritten && state != kAtomic) || !actor.clock.knows(cell.writer, actor.lane))
-        return bad_access(cells, c, actor, (std::string("(") + what + ") reads").c_str(), site);
-      if (!fenced(cell, actor)) return no_proxy_fence(cells, c, actor, what, "reads", site);
-      note_proxy_reader(cells, cell, reader, site);
-    }
-    return true;
+    Stamp known = kNobody;
+    return cells.each(offset(p), bytes, [&](Cell &cell, size_t start) {
+      if (cell.writer != known && !readable(cell, actor))
+        return bad_access(cells, cell, start, actor, (std::string("(") + what + ") reads").c_str(), site);
+      if (cell.writer != known && !fenced(cell, actor))
+        return no_proxy_fence(cells, cell, start, actor, what, "reads", site);
+      known = cell.writer;
+      // No thread has waited for it yet, so that it is after no reader.
+      cells.note_reader(cell, reader, nullptr, site);
+      return true;
+    });
   }
 
   /* It writes for `actor`; `writer`: the stamp of the operation with its state. */
   bool write_by_proxy(const void *p, size_t bytes, const Actor &actor, Stamp writer, const char *what,
                       Site site) {
     Cells &cells = cells_[rank(p)];
-    auto [first, last] = cells.range(offset(p), bytes);
-    for (size_t c = first; c < last; c++) {
-      Cell &cell = cells[c];
-      if (!written_before(cell, actor) || cells.reader_beyond(cell, actor.clock, actor.lane))
-        return bad_access(cells, c, actor, (std::string("(") + what + ") copies to").c_str(), site);
-      if (!fenced(cell, actor)) return no_proxy_fence(cells, c, actor, what, "overwrites", site);
-      cell.writer = writer;
-      cell.written_at = site;
-      cells.forget_readers(cell);
-    }
-    return true;
+    Stamp known = kNobody, passed = kNobody;
+    return cells.each(offset(p), bytes, [&](Cell &cell, size_t start) {
+      bool same = cell.writer == known && (cell.reader == passed || cell.reader == 0);
+      if (!same &&
+          (!written_before(cell, actor) || cells.reader_beyond(cell, actor.clock, actor.lane)))
+        return bad_access(cells, cell, start, actor, (std::string("(") + what + ") copies to").c_str(), site);
+      if (!same && !fenced(cell, actor))
+        return no_proxy_fence(cells, cell, start, actor, what, "overwrites", site);
+      known = cell.writer, passed = cell.reader;
+      overwrite(cells, cell, writer, site);
+      return true;
+    });
   }
 
   /* What lies in shared memory, in words. Variables are named by the caller, from their places in the
@@ -200,6 +195,19 @@ class SharedMemory {
   }
 
  private:
+  static constexpr Stamp kNobody = ~Stamp{0};  // The stamp of no access.
+
+  static void overwrite(Cells &cells, Cell &cell, Stamp writer, Site site) {
+    cell.writer = writer;
+    cell.written_at = site;
+    cells.forget_readers(cell);
+  }
+
+  static bool readable(const Cell &cell, const Actor &actor) {
+    State state = state_of(cell.writer);
+    return (state == kWritten || state == kAtomic) && actor.clock.knows(cell.writer, actor.lane);
+  }
+
   static bool written_before(const Cell &cell, const Actor &actor) {
     State state = state_of(cell.writer);
     if (state == kUnset) return true;
@@ -213,26 +221,19 @@ class SharedMemory {
     return actor.clock.proxy_knows(cell.writer, actor.lane);
   }
 
-  static void note_proxy_reader(Cells &cells, Cell &cell, Stamp reader, Site site) {
-    // No thread has waited for it yet, so that it is after no reader.
-    static const WarpClock nothing;
-    cells.note_reader(cell, reader, nothing, site);
-  }
-
-  bool no_proxy_fence(Cells &cells, size_t c, const Actor &actor, const char *what, const char *does,
-                      Site site) {
-    const Cell &cell = cells[c];
+  bool no_proxy_fence(Cells &cells, const Cell &cell, size_t start, const Actor &actor, const char *what,
+                      const char *does, Site site) {
     set_fault("missing fence.proxy.async: %s of %s at {at:%u} %s %s, which %s wrote at {at:%u} with no "
               "proxy fence between them", what, doer(actor.stamp).c_str(), site, does,
-              place(c * cells.granule(), cells.granule()).c_str(), doer(cell.writer).c_str(),
+              place(start, cells.granule(start)).c_str(), doer(cell.writer).c_str(),
               cell.written_at);
     return false;
   }
 
   /* Of an access that may not be made. */
-  bool bad_access(Cells &cells, size_t c, const Actor &actor, const char *does, Site site) {
-    const Cell &cell = cells[c];
-    std::string where = place(c * cells.granule(), cells.granule()), who = doer(actor.stamp);
+  bool bad_access(Cells &cells, const Cell &cell, size_t start, const Actor &actor, const char *does,
+                  Site site) {
+    std::string where = place(start, cells.granule(start)), who = doer(actor.stamp);
     State state = state_of(cell.writer);
     bool reads = strstr(does, "reads") != nullptr;
     if (state == kUnset && reads)

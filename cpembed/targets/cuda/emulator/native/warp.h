@@ -187,7 +187,8 @@ static inline bool global_access(const void *p, size_t bytes, size_t alignment, 
                                  Site site, const Actor &actor, bool constant = false) {
   GlobalMemory::Buffer *buffer =
       global_memory.touch(p, bytes, alignment, state != kUnset, what, site, state == kAtomic);
-  return buffer && after_previous_grid(*buffer, p, bytes, what, site) &&
+  if (buffer == nullptr || !after_previous_grid(*buffer, p, bytes, what, site)) return false;
+  return (!buffer->tracked && !buffer->may_race) ||
          global_races.access(p, bytes, state, actor, what, site, buffer->tracked, constant);
 }
 

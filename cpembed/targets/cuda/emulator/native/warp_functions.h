@@ -25,7 +25,7 @@ static void come_to_barrier(Warp &w, const BarrierCall &call, bool waits) {
   if (b.arrived < b.expected) return;
   b.arrived = 0;
   for (Warp *waiting : b.waiting) {
-    waiting->clock.common.join(b.released);
+    waiting->clock.learn_all(b.released);
     waiting->ready = waiting->live;
     for (Lane &l : waiting->lanes) l.place = kRunning;
   }

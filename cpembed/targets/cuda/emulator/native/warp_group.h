@@ -11,7 +11,8 @@
 
 struct ProductCall {
   const ProductShape *shape;
-  void *const *d;
+  uint32_t *const *d;
+  int places;  // Of which `d` has the addresses: of each register of the sums, or of the first one.
   const uint32_t *a_registers;
   const void *const *a_places;
   uint64_t a, b;
@@ -29,48 +30,39 @@ static bool same_call(const ProductCall &x, const ProductCall &y) {
          x.transposed_a == y.transposed_a && x.transposed_b == y.transposed_b;
 }
 
-/* Check that the operand's 16 bytes at each of some addresses can be read by a product. */
-struct OperandReader {
-  Warp &w;
-  Stamp reader;
-  const char *what;
-  Site site;
-
-  bool read(uint32_t address) {
-    unsigned char *p = shared_memory.at(address, w.block->rank);
-    Actor actor{w.clock, kCollective, make_stamp(w.clock.component, kCollective, w.clock.time)};
-    return shared_memory.valid(p, 16, 16, what, site) &&
-           shared_memory.read_by_proxy(p, 16, actor, reader, what, site);
+/* Check that a product can read an operand. */
+static bool read_operand(const Warp &w, const Operand &operand, Stamp reader, const char *what, Site site) {
+  Actor actor{w.clock, kCollective, make_stamp(w.clock.component, kCollective, w.clock.time)};
+  for (auto [address, bytes] : operand.ranges) {
+    unsigned char *p = address + bytes <= kMostShared ? shared_memory.at(address, w.block->rank) : nullptr;
+    if (!shared_memory.valid(p, bytes, 16, what, site) ||
+        !shared_memory.read_by_proxy(p, bytes, actor, reader, what, site))
+      return false;
   }
-};
-
-static bool poisoned(const Accumulator &acc) {
-  for (const uint32_t *r : acc.registers)
-    if (*r != kPoison) return false;
   return true;
 }
 
 /* The accumulator of a product that a warp issues; null with a fault. */
 static std::shared_ptr<Accumulator> accumulator_of(Warp &w, WarpProducts &mine, const ProductCall &call,
                                                    uint32_t group, Site site) {
-  std::vector<uint32_t *> registers;
-  for (int l = 0; l < 32; l++)
-    for (int r = 0; r < call.shape->registers(); r++)
-      registers.push_back(static_cast<uint32_t *>(call_of(w, l).d[r]));
+  Registers registers;
+  size_t of_first_lane = 0;
+  for (int l = 0; l < 32; l++) {
+    registers.add_lane(call_of(w, l).d, call_of(w, l).places, call.shape->registers());
+    if (l == 0) of_first_lane = registers.spans.size();
+  }
   const char *name = call.shape->name;
   for (auto &acc : mine.accumulators) {
-    bool same = acc->registers == registers && acc->shape->d == call.shape->d;
-    if (!same) {
+    if (acc->shape->d != call.shape->d || !(acc->registers == registers)) {
       // Lanes have the same variables, so the first lane's tell.
-      for (int r = 0; r < acc->shape->registers(); r++)
-        for (int s = 0; s < call.shape->registers(); s++)
-          if (acc->registers[size_t(r)] == registers[size_t(s)]) {
-            set_fault("%s at {at:%u}: some of its sums are those of a product in flight, and not all", name, site);
-            return nullptr;
-          }
+      for (size_t n = 0; n < of_first_lane; n++)
+        if (acc->registers.overlaps(registers.spans[n])) {
+          set_fault("%s at {at:%u}: some of its sums are those of a product in flight, and not all", name, site);
+          return nullptr;
+        }
       continue;
     }
-    if (!poisoned(*acc)) {
+    if (!acc->registers.all_equal(kPoison)) {
       set_fault("%s at {at:%u}: warp %d has written registers of its sums while products that add to them are "
                 "in flight: no wgmma.wait_group between them", name, site, w.number);
       return nullptr;
@@ -78,12 +70,11 @@ static std::shared_ptr<Accumulator> accumulator_of(Warp &w, WarpProducts &mine, 
     acc->last_group = group;
     return acc;
   }
-  auto results = mine.results.find(registers[0]);
   if (!mine.fenced) {
     // Sums that nobody has touched since they were computed need no fence.
-    bool same = results != mine.results.end() && results->second.size() == registers.size();
-    for (size_t n = 0; same && n < registers.size(); n++) same = *registers[n] == results->second[n];
-    if (!same) {
+    auto results = mine.results.find(registers.spans[0].first);
+    if (results == mine.results.end() || results->second.size() != 32 * size_t(call.shape->registers()) ||
+        !registers.hold(results->second.data())) {
       set_fault("missing wgmma.fence: warp %d issues %s at {at:%u} and has accessed the registers of its sums "
                 "since the last one", w.number, name, site);
       return nullptr;
@@ -91,7 +82,7 @@ static std::shared_ptr<Accumulator> accumulator_of(Warp &w, WarpProducts &mine, 
   }
   std::shared_ptr<Accumulator> acc(new Accumulator{call.shape, std::move(registers), {}, group, site});
   load_sums(*acc);
-  for (uint32_t *r : acc->registers) *r = kPoison;
+  acc->registers.fill(kPoison);
   mine.accumulators.push_back(acc);
   return acc;
 }
@@ -177,7 +168,7 @@ static void issue_product(Warp &w, uint32_t lanes) {
     group.products.push_back(std::move(made));
   }
   Product &product = group.products[number];
-  ProductCall first{product.shape, nullptr, product.from_registers ? call.a_registers : nullptr, nullptr,
+  ProductCall first{product.shape, nullptr, 0, product.from_registers ? call.a_registers : nullptr, nullptr,
                     product.a, product.b, product.adds, int(product.scale[0]), int(product.scale[1]),
                     product.transposed[0], product.transposed[1]};
   if (product.from_registers != (call.a_registers != nullptr) || !same_call(first, call) ||
@@ -191,19 +182,21 @@ static void issue_product(Warp &w, uint32_t lanes) {
     set_fault("%s at {at:%u}: operands of bytes are major in K", name, site);
     return;
   }
-  Descriptor a{}, b{};
-  if (!product.from_registers && !decode(product.a, a, name, site)) return;
-  if (!decode(product.b, b, name, site)) return;
-  OperandReader reader{w, make_stamp(group.agent, 0, product.group), name, site};
-  auto visit = [&](uint32_t address, int, int) { return reader.read(address); };
+  if (!product.from_registers && !valid_descriptor(product.a, name, site)) return;
+  if (!valid_descriptor(product.b, name, site)) return;
+  Stamp reader = make_stamp(group.agent, 0, product.group);
+  auto rows_of_a = [&](int first, int last) -> const Operand & {
+    return operand_of(product.a, product.transposed[0], first, last, call.shape->k);
+  };
   // Each warp computes 16 rows of the sums.
   if (!product.from_registers &&
-      !visit_chunks(a, product.transposed[0], 16 * position, 16 * position + 16, call.shape->k, visit))
+      !read_operand(w, rows_of_a(16 * position, 16 * position + 16), reader, name, site))
     return;
-  if (!visit_chunks(b, product.transposed[1], 0, call.shape->n, call.shape->k, visit)) return;
+  const Operand &b = operand_of(product.b, product.transposed[1], 0, call.shape->n, call.shape->k);
+  if (!read_operand(w, b, reader, name, site)) return;
   if (product.issued == 0) {
-    if (!product.from_registers) count_operand(a, product.transposed[0], 64, call.shape->k);
-    count_operand(b, product.transposed[1], call.shape->n, call.shape->k);
+    count_operand(b);
+    if (!product.from_registers) count_operand(rows_of_a(0, 64));
   }
   product.accumulators[position] = accumulator_of(w, mine, call, product.group, site);
   if (faulted) return;
@@ -217,23 +210,21 @@ static void issue_product(Warp &w, uint32_t lanes) {
   (void)lanes;
 }
 
-/* The addresses of the `registers` of sums follow, which are pushed on the stack: an array of them
-   would be instrumented. */
 extern "C" void executor_wgmma(ExecutorFunction &function, ExecutorWords a_words, ExecutorPlaces a_places,
                                bool from_registers, uint64_t a, uint64_t b, bool adds, int scale_a, int scale_b,
-                               int transposed_a, int transposed_b, int registers, ...) {
+                               int transposed_a, int transposed_b, int, int places, ...) {
   Site site = CALLER;
   const ProductShape &its = product_shape(function);
   if (warp->live != ~0u) {
     set_fault("%s at {at:%u} needs all 32 lanes of a warp", function.name, site);
     abandon();
   }
-  void *d[128];
+  uint32_t *d[128];
   va_list pointers;
-  va_start(pointers, registers);
-  for (int n = 0; n < registers && n < 128; n++) d[n] = va_arg(pointers, void *);
+  va_start(pointers, places);
+  for (int n = 0; n < places && n < 128; n++) d[n] = static_cast<uint32_t *>(va_arg(pointers, void *));
   va_end(pointers);
-  ProductCall call{&its, d, from_registers ? a_words.word : nullptr, a_places.place, a, b, adds, scale_a,
+  ProductCall call{&its, d, places, from_registers ? a_words.word : nullptr, a_places.place, a, b, adds, scale_a,
                    scale_b, transposed_a, transposed_b};
   Request r{&function, issue_product, site, ~0u};
   r.first = &call;
@@ -283,15 +274,14 @@ static std::string products_text(const Waiter &waiter) {
 
 /* Whether the variables of the sums still are on their lanes' stacks. */
 static bool variables_live(Warp &w, const Accumulator &acc) {
-  size_t each = size_t(acc.shape->registers());
-  for (int l = 0; l < 32; l++)
-    for (size_t r = 0; r < each; r++) {
-      const uint32_t *p = acc.registers[size_t(l) * each + r];
-      const Lane &its = w.lanes[l];
-      bool anywhere = reinterpret_cast<const char *>(p) >= its.stack_low &&
-                      reinterpret_cast<const char *>(p) < its.stack_high;
-      if (anywhere && !on_stack(its, l, p)) return false;
-    }
+  int lane = 0, registers = 0;
+  for (const Registers::Span &span : acc.registers.spans) {
+    const Lane &its = w.lanes[lane];
+    auto p = reinterpret_cast<const char *>(span.first);
+    if (p >= its.stack_low && p < its.stack_high && !on_stack(its, lane, p)) return false;
+    registers += span.count;
+    if (registers == acc.shape->registers()) lane++, registers = 0;
+  }
   return true;
 }
 
@@ -320,22 +310,19 @@ static void retire_products(Warp &w, uint32_t last, Site site) {
                 "not exist any more: they have to last until the wait", site, acc->shape->name, acc->site);
       return;
     }
-    if (!poisoned(*acc)) {
+    if (!acc->registers.all_equal(kPoison)) {
       set_fault("wgmma.wait_group at {at:%u}: warp %d has written registers of sums while products that add to "
                 "them are in flight", site, w.number);
       return;
     }
-    store_sums(*acc);
-    std::vector<uint32_t> &results = mine.results[acc->registers[0]];
-    results.clear();
-    for (const uint32_t *r : acc->registers) results.push_back(*r);
+    mine.results[acc->registers.spans[0].first] = store_sums(*acc);
   }
   mine.accumulators.resize(kept);
   mine.waited = std::max(mine.waited, last);
   mine.fenced = false;
-  auto made = share();
-  made->order.raise(group.agent, last);
-  w.clock.acquire(w.live, made, nullptr, 0);
+  Knowledge made;
+  made.order.raise(group.agent, last);
+  w.clock.learn_all(made);
 }
 
 static void begin_product_wait(Warp &, uint32_t) {}

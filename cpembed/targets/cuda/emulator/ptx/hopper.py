@@ -439,9 +439,9 @@ def _multiply(call: Call) -> str:
     else:
         a = call.value(1, "b64")
     return (
-        f"{call.function} executor_wgmma(f_, ExecutorWords{{{words}}}, ExecutorPlaces{{{places}}}, "
+        f"{call.function} executor::multiply_group(f_, ExecutorWords{{{words}}}, ExecutorPlaces{{{places}}}, "
         f"{'true' if from_registers else 'false'}, {a}, {call.value(2, 'b64')}, "
-        f"{_scale(call)}, {', '.join([*scales, *transposed])}, {count}, {', '.join(registers)});"
+        f"{_scale(call)}, {', '.join([*scales, *transposed, *registers])});"
     )
 
 

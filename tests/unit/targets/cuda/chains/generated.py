@@ -17,7 +17,8 @@ from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
 from cpembed.targets.cuda.chains.space import has_kernel
 from cpembed.targets.cuda.emulator.executor import Order
-from cpembed.workloads.chains import MASK_DTYPES, TOLERANCES, ProductChain, parse_chain
+from cpembed.workloads.chain_families import parse_chain
+from cpembed.workloads.chains import MASK_DTYPES, TOLERANCES, ProductChain, definition
 
 Array = NDArray[Any]
 
@@ -70,6 +71,18 @@ def random_attention(random: np.random.Generator, sizes: AttentionSizes) -> str:
     return " ".join(words)
 
 
+def random_functions(random: np.random.Generator) -> str:
+    """Words of the element type of layers, and of the functions of both products."""
+    dtype = str(random.choice(["float16", "bfloat16", "int8"]))
+    if dtype == "int8":
+        return "dtype=int8 act=relu" + " bias" * int(random.integers(2))
+    acts = random.choice(["none", "relu", "gelu", "silu", "tanh"], 2)
+    words = f"dtype={dtype} act={acts[0]} end_act={acts[1]}"
+    for flag in ("bias", "end_bias", "residual"):
+        words += f" {flag}" * int(random.integers(2))
+    return words
+
+
 def plan_of(chain: ProductChain, schedule: ChainSchedule, number: int = 0) -> ChainPlan:
     """A plan of one of the pairs that have kernels."""
     pairs = find_pairs(chain, hardware_spec(TARGETS[chain.factors]))
@@ -105,9 +118,9 @@ def kernels_of(plan: ChainPlan) -> ChainKernels:
 def error_of(
     kernels: ChainKernels, inputs: dict[str, Array], order: Order | int = Order.FORWARD
 ) -> float:
-    """Of a run, relative to the largest result, or the number of integers that differ."""
+    """Of a run, relative to the largest sum or result, or the number of integers that differ."""
     chain = kernels.plan.chain
-    return largest_error(kernels.run(inputs, order), chain.evaluate(inputs))
+    return largest_error(kernels.run(inputs, order), definition(chain, inputs))
 
 
 def is_right(kernels: ChainKernels, seed: int, order: Order | int = Order.FORWARD) -> bool:

@@ -19,6 +19,7 @@ from tests.unit.targets.cuda.chains.generated import (
     error_of,
     is_right,
     random_attention,
+    random_functions,
 )
 from tests.unit.targets.cuda.emulator.running import needs_compiler
 
@@ -39,11 +40,8 @@ def random_chain(random: np.random.Generator) -> str:
     """Attention with any masks, or a pair of layers."""
     if random.integers(2):
         return random_attention(random, AttentionSizes(60, 90, (16, 33, 64), (16, 48)))
-    dtype = str(random.choice(["float16", "bfloat16", "int8"]))
-    act = "relu" if dtype == "int8" else random.choice(["none", "relu", "gelu", "silu", "tanh"])
     sizes = [int(n) for n in random.integers((1, 1, 1, 1), (70, 90, 100, 80))]
-    words = "mlp m={} k={} n={} p={}".format(*sizes)
-    return f"{words} act={act} dtype={dtype}" + " bias" * int(random.integers(2))
+    return "mlp m={} k={} n={} p={} ".format(*sizes) + random_functions(random)
 
 
 @needs_compiler

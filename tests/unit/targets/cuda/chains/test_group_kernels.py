@@ -21,6 +21,7 @@ from tests.unit.targets.cuda.chains.generated import (
     is_right,
     kernels_of,
     random_attention,
+    random_functions,
 )
 from tests.unit.targets.cuda.emulator.running import needs_compiler
 
@@ -54,9 +55,7 @@ SIZES = AttentionSizes(200, 300, (16, 33, 40, 64, 80, 96, 128), (16, 72, 128, 25
 
 
 def random_layers(random: np.random.Generator) -> str:
-    dtype = str(random.choice(["float16", "bfloat16", "int8"]))
-    act = random.choice(["none", "relu", "gelu", "silu", "tanh"] if dtype != "int8" else ["relu"])
-    words = f" act={act} dtype={dtype}" + " bias" * int(random.integers(2))
+    words = f" {random_functions(random)}"
     if random.integers(3):
         sizes = [int(n) for n in random.integers((1, 1, 1, 1), (200, 200, 230, 200))]
         return "mlp m={} k={} n={} p={}".format(*sizes) + words

@@ -23,6 +23,7 @@ from tests.unit.targets.cuda.chains.generated import (
     kernels_of,
     plan_of,
     random_attention,
+    random_functions,
 )
 from tests.unit.targets.cuda.emulator.running import needs_compiler
 
@@ -68,9 +69,7 @@ def test_attention_of_random_sizes_and_masks(seed: int) -> None:
 
 def random_layers(seed: int) -> tuple[str, ChainSchedule]:
     random = np.random.default_rng(seed)
-    dtype = str(random.choice(["float16", "bfloat16", "int8"]))
-    act = random.choice(["none", "relu", "gelu", "silu", "tanh"] if dtype != "int8" else ["relu"])
-    words = f"act={act} dtype={dtype}" + " bias" * int(random.integers(2))
+    words = random_functions(random)
     if random.integers(3):
         sizes = [int(n) for n in random.integers((1, 1, 1, 1), (70, 200, 130, 100))]
         words = "mlp m={} k={} n={} p={} ".format(*sizes) + words

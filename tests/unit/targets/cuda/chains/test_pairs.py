@@ -13,7 +13,7 @@ from cpembed.embedding.coupling import Coupling
 from cpembed.errors import WorkloadError
 from cpembed.targets.cuda.chains.pairs import Pair, Pairs, Side, find_pairs, prove
 from cpembed.targets.cuda.instructions import fragments
-from cpembed.workloads.chains import parse_chain
+from cpembed.workloads.chain_families import parse_chain
 
 CHAINS = {
     "attention": ("attention b=2 h=4 kv=2 q=20 k=24 d=16 dtype=float16", "mma_f16"),

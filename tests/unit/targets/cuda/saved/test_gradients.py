@@ -101,8 +101,13 @@ def test_one_command_makes_and_saves_all_phases(
     settings, target, options = RUNS[name]
     words = ["conv2d_dgrad", "n=1", "c=8", "k=9", *settings.split()]
     folder = tmp_path / "grad"
-    called = ["run", *words, "--target", target, *options, "--save", str(folder), "--seed", "3"]
-    assert main(called) == 0
+    saved = ["run", *words, "--target", target, *options, "--save", str(folder), "--seed", "3"]
+    if name == "covered":
+        built = ["-o", str(tmp_path), "--name", "grad", "--torch"]
+        saved = ["build", *words, "--target", target, *options, *built]
+    assert main(saved) == 0
+    is_built = name == "covered"
+    assert (folder / "grad_torch.py").exists() == (tmp_path / "README.md").exists() == is_built
     document = json.loads((folder / "grad.json").read_text())
     outputs = [buffer for buffer in document["buffers"] if buffer["role"] == "output"]
     inputs = [buffer["tensor"] for buffer in document["buffers"] if buffer["role"] == "input"]

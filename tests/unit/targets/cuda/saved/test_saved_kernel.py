@@ -157,6 +157,9 @@ DAMAGES: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "a case that is none": (("cases", 0, "expected", "C"), "x"),
     "a parameter that is a number": (("kernels", 0, "parameters", 0), 0),
     "a grid of halves": (("kernels", 0, "grid", 0), 1.5),
+    "a block that is a text": (("kernels", 1, "block", 0), "x"),
+    "a block of four sizes": (("kernels", 1, "block"), [32, 1, 1, 1]),
+    "shared memory that is a text": (("kernels", 1, "dynamic_shared_bytes"), "x"),
     "more elements than there are": (("buffers", 0, "elements"), 10**30),
     "fewer than none": (("buffers", 0, "elements"), -1),
 }

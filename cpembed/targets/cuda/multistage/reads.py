@@ -1,0 +1,158 @@
+"""Sectors and lines of global memory that threads read when they copy a factor, by their addresses.
+
+Vectors of a warp's access that are neighbours share sectors; of a factor that is gathered each may
+lie in another one, of which the rest is read in vain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.instructions import LANES
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.multistage.schedule import CHUNK, Plan, SharedTile
+from cpembed.targets.cuda.tma.factors import Numbers, digit_values
+
+SECTOR_BYTES = 32
+"""Number of bytes of global memory that are read or written together."""
+
+LINE_SECTORS = 4
+"""Number of sectors of a line of L1."""
+
+SAMPLED_BLOCKS, SAMPLED_STAGES = 4, 8
+"""Maximum number of blocks along rows, and of stages, over which means are taken."""
+
+
+@dataclass(frozen=True)
+class CopyReads:
+    """Counts of the copies of a factor's tile, those of a stage or their sum."""
+
+    sectors: float
+    """Sectors of each access of a warp, added up: they are read if L1 is passed by."""
+    distinct: float
+    """Sectors of all accesses of a stage together: they are read if L1 holds a stage."""
+    lines: float
+    """Lines of each access of a warp, added up."""
+
+    def bytes(self, width: int) -> float:
+        """Return the bytes from L2 for vectors of so many bytes.
+
+        Copies of 16 bytes pass L1 by (``cp.async.cg``), which holds a stage's sectors for others.
+        """
+        return (self.sectors if width == CHUNK else self.distinct) * SECTOR_BYTES
+
+
+@dataclass(frozen=True)
+class CopiedTile:
+    """A factor with the tile of it that threads copy in a stage."""
+
+    product: TiledProduct
+    number: int
+    """0 for the first factor, 1 for the second."""
+    operand: GlobalOperand
+    tile: SharedTile
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Number of instruction tiles along rows and along the depth."""
+        elements = self.tile.row_bytes // size_bytes(self.operand.layout.dtype)
+        rows, deep = self.tile.rows, elements
+        if self.tile.transposed:
+            rows, deep = elements, self.tile.rows
+        instruction = self.product.instruction
+        return rows // (instruction.m, instruction.n)[self.number], deep // instruction.k
+
+    def reads(self, batch: Numbers, block: Numbers, stage: Numbers) -> CopyReads:
+        """Count what is read for all blocks and stages of some numbers.
+
+        Parameters
+        ----------
+        batch, block, stage
+            Numbers in the batch, of blocks along the factor's rows, and of stages of the reduction.
+        """
+        sectors = self._sectors(batch[:, None, None, None], block[:, None, None], stage[:, None])
+        stages = np.sort(sectors.reshape(-1, self.tile.copies), axis=1)
+        warps = np.sort(sectors.reshape(-1, LANES), axis=1)
+        return CopyReads(_distinct(warps), _distinct(stages), _distinct(warps // LINE_SECTORS))
+
+    def _sectors(self, batch: Numbers, block: Numbers, stage: Numbers) -> Numbers:
+        """Return the sector of each vector, in the order of copies; -1 where nothing is read."""
+        product, tile, operand = self.product, self.tile, self.operand
+        extent = (product.instruction.m, product.instruction.n)[self.number]
+        loops = (product.rows, product.columns)[self.number]
+        slot = np.arange(tile.copies, dtype=np.int64)
+        row, element = slot // tile.row_vectors, slot % tile.row_vectors * operand.length
+        across, along = (element, row) if tile.transposed else (row, element)
+        tiles = block * self.sizes[0] + across // extent
+        deep = stage * self.sizes[1] + along // product.instruction.k
+        values: dict[str, Any] = {
+            **dict.fromkeys(product.program.extents, 0),
+            **digit_values(batch, product.batch),
+            **digit_values(tiles, loops),
+            **digit_values(deep, product.depth),
+            product.axes[self.number]: across % extent,
+            product.axes[2]: along % product.instruction.k,
+        }
+        valid = (row < tile.rows) & (tiles < product.tiles[1 + self.number])
+        valid = valid & (deep < product.tiles[3])
+        for place in operand.checked:
+            coordinate = operand.layout.access[place].evaluate(values)
+            valid = valid & (coordinate >= 0) & (coordinate < operand.layout.shape[place])
+        size = size_bytes(operand.layout.dtype)
+        sectors = np.where(valid, operand.address.evaluate(values) * size // SECTOR_BYTES, -1)
+        counts = (batch.size, block.size, stage.size, tile.copies)
+        return np.broadcast_to(sectors, counts)
+
+
+def _distinct(numbers: Numbers) -> int:
+    """Return how many different numbers that are not negative are in each sorted row, in all."""
+    changes = (numbers[:, 1:] != numbers[:, :-1]) & (numbers[:, 1:] >= 0)
+    return int(np.count_nonzero(numbers[:, 0] >= 0) + np.count_nonzero(changes))
+
+
+def loaded_sectors(plan: Plan) -> int:
+    """Count the sectors of all copies of a kernel of the product, access by access."""
+    rows, columns, batch, splits = plan.blocks
+    total = 0
+    for number, (blocks, times) in enumerate(((rows, columns), (columns, rows))):
+        copied = CopiedTile(plan.product, number, plan.operand(number), plan.shared_tiles[number])
+        ranges = map(np.arange, (batch, blocks, splits * plan.steps))
+        total += times * int(copied.reads(*ranges).sectors)
+    return total
+
+
+def mean_reads(product: TiledProduct, number: int, layout: int, tile: SharedTile) -> CopyReads:
+    """Return what the copies of a tile read in a stage on average, over some of all stages.
+
+    Parameters
+    ----------
+    product : TiledProduct
+        Product of the factor.
+    number, layout : int
+        0 for the first factor, 1 for the second, and the number of its layout.
+    tile : SharedTile
+        Tile that is copied.
+    """
+    # Cached by hand in the product, of which very many schedules are estimated.
+    cache: dict[Any, CopyReads] = product.__dict__.setdefault("_copy_reads", {})
+    key = number, layout, tile
+    if key not in cache:
+        operand = (product.first, product.second)[number][layout]
+        copied = CopiedTile(product, number, operand, tile)
+        across, along = copied.sizes
+        batch = _sampled(product.tiles[0], 2)
+        block = _sampled(-(-product.tiles[1 + number] // across), SAMPLED_BLOCKS)
+        stage = _sampled(-(-product.tiles[3] // along), SAMPLED_STAGES)
+        reads, count = copied.reads(batch, block, stage), batch.size * block.size * stage.size
+        cache[key] = CopyReads(reads.sectors / count, reads.distinct / count, reads.lines / count)
+    return cache[key]
+
+
+def _sampled(count: int, most: int) -> Numbers:
+    """Return numbers below ``count`` at equal distances, all of them if there are few."""
+    samples = min(count, most)
+    return ((np.arange(samples) + 0.5) * count / samples).astype(np.int64)
