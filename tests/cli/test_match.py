@@ -12,6 +12,7 @@ from cpembed.cli.models import SECONDS
 from cpembed.driver.named import hardware_spec
 from cpembed.graph.graph import Graph
 from cpembed.network import match as match_module
+from cpembed.network.build import uniquely_named
 from cpembed.network.plan import SEARCH_LIMIT
 from tests.cli.calling import Caller
 from tests.cli.schema import NUMBER, Map, assert_matches
@@ -51,7 +52,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Graph], 
         path.write_bytes(b"")
         for reader in ("load_model", "load_network"):
             monkeypatch.setattr(f"cpembed.frontends.{reader}", lambda path, *args, **options: graph)
-        monkeypatch.setattr(match_module, "prepared_for", lambda graph, spec, **options: graph)
+        monkeypatch.setattr(
+            match_module, "prepared_and_named", lambda graph, _: uniquely_named(graph)
+        )
         return path
 
     return written

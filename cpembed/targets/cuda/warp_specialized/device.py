@@ -292,6 +292,12 @@ def _groups() -> Iterator[_Definition]:
         "int number, int threads",
         [_asm("bar.sync %0, %1;", '"r"(number)', '"r"(threads)')],
     )
+    yield (
+        "void",
+        "cpembed_named_arrive",
+        "int number, int threads",
+        [_asm("bar.arrive %0, %1;", '"r"(number)', '"r"(threads)')],
+    )
     # A number that is the same in all lanes. nvcc keeps it in a uniform register only if one lane
     # has told it to the others; descriptors that follow from it are then computed for a warp.
     yield (

@@ -579,12 +579,15 @@ def test_a_later_device_compiles_the_ptx(folder: Path, driver: Path) -> None:
     assert "layer.compute_80.ptx" in done.stdout
 
 
-def test_an_interrupted_call_leaves_no_manifest(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_new", [False, True])
+def test_an_interrupted_call_leaves_a_folder_as_it_was(
+    is_new: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier one would describe other results than those beside it."""
+    """An earlier manifest would describe other results than those beside it."""
     root = tmp_path / "out"
-    shutil.copytree(folder, root / "layer")
+    if not is_new:
+        shutil.copytree(folder, root / "layer")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -594,4 +597,5 @@ def test_an_interrupted_call_leaves_no_manifest(
     words = ["gemm", "m=24", "n=40", "k=72", "--target", "mma_f16"]
     options = ["--output", "float16", "--bias", "--name", "layer", "-o", str(root)]
     assert main(["build", *words, *options]) == 130
-    assert not (root / "layer" / "layer.json").exists()
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert [path.name for path in root.iterdir()] == ([] if is_new else ["layer"])
