@@ -293,8 +293,9 @@ class RunOptions(KernelOptions):
     )
     save: Path | None = option(
         None,
-        "Save what ran: a folder with a kernel's assembly and layouts, or a simulated program with "
-        "its inputs, a directory, or a zip if the name ends in .zip.",
+        "Save what ran: a folder with a kernel's assembly and layouts, or on Tensor Cores with "
+        "kernels that check themselves; of a simulated target a program with its inputs, a "
+        "directory, or a zip if the name ends in .zip.",
         metavar="PROGRAM",
     )
 
