@@ -9,13 +9,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from cpembed.codegen.epilogue import RESIDUAL_INPUT, SecondResult
 from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
-from cpembed.ir.scalars import Input, Number, Scalar
+from cpembed.ir.scalars import Input, Number, Scalar, apply
 
 MAX_LENGTH = 1000
 """Maximum number of characters of an expression."""
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 INPUTS = {"x": Input(0), "residual": Input(RESIDUAL_INPUT)}
 """Inputs by name: the result after bias, scale and ReLU, and an element of another tensor."""
@@ -38,7 +42,7 @@ def _relu6(x: Scalar) -> Scalar:
 
 
 def _clip(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
-    return e.apply("min", e.apply("max", x, low), high)
+    return apply("min", apply("max", x, low), high)
 
 
 FUNCTIONS: Mapping[str, tuple[int, Callable[..., Scalar]]] = {
@@ -82,18 +86,24 @@ def _scalar(node: ast.expr, text: str) -> Scalar:
     if isinstance(node, ast.Constant) and not isinstance(node.value, bool):
         value = node.value
         if isinstance(value, int | float):
+            # Compared before the conversion, which integers may be too large for.
+            if value > _LARGEST:
+                raise WorkloadError(
+                    f"a number of {text!r} is beyond float32, in which expressions are computed: "
+                    f"use numbers up to {_LARGEST:.6g}"
+                )
             return Number(float(value))
     if isinstance(node, ast.Name) and node.id in INPUTS:
         return INPUTS[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         operand = _scalar(node.operand, text)
-        return Number(-operand.value) if isinstance(operand, Number) else e.apply("neg", operand)
+        return Number(-operand.value) if isinstance(operand, Number) else apply("neg", operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         operands = (_scalar(operand, text) for operand in (node.left, node.right))
-        return e.apply(_BINARY[type(node.op)], *operands)
+        return apply(_BINARY[type(node.op)], *operands)
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
         operands = (_scalar(operand, text) for operand in (node.left, node.comparators[0]))
-        return e.apply(_COMPARISONS[type(node.ops[0])], *operands)
+        return apply(_COMPARISONS[type(node.ops[0])], *operands)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         return _called(node.func.id, [_scalar(argument, text) for argument in node.args])
     part = ast.get_source_segment(text.strip(), node) or text
@@ -108,7 +118,8 @@ def _called(name: str, arguments: list[Scalar]) -> Scalar:
         raise WorkloadError(f"there is no function {name}: use {', '.join(FUNCTIONS)}")
     count, function = FUNCTIONS[name]
     if len(arguments) != count:
-        raise WorkloadError(f"{name} takes {count} arguments, not {len(arguments)}")
+        noun = "argument" if count == 1 else "arguments"
+        raise WorkloadError(f"{name} takes {count} {noun}, not {len(arguments)}")
     return function(*arguments)
 
 

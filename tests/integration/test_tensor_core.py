@@ -17,7 +17,8 @@ from cpembed.errors import CpembedError, LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.runtime.measurement.verification import Expected, exact_data
+from cpembed.runtime.measurement.verification import Expected
+from cpembed.runtime.measurement.verification_data import exact_data
 from cpembed.targets.cuda import results
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
 from cpembed.targets.cuda.emulator.executor import COMPILER, Order

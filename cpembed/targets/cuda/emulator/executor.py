@@ -49,7 +49,9 @@ COMPILER = TextCompiler(
     options=(
         "-std=c++17",
         "-fsanitize-coverage=trace-pc",  # Calls the runtime in each basic block; native/plain.h.
-        "-fsanitize=bounds",  # Calls it where an index is not one of its array's.
+        # Call it where an index is not one of its array's, and before a division by zero, which
+        # would end this process.
+        "-fsanitize=bounds,integer-divide-by-zero",
         "-fno-threadsafe-statics",  # Shared arrays of float16 seem to have a constructor.
         f"-I{NATIVE / 'include'}",
     ),

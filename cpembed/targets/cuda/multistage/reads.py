@@ -81,31 +81,52 @@ class CopiedTile:
 
     def _sectors(self, batch: Numbers, block: Numbers, stage: Numbers) -> Numbers:
         """Return the sector of each vector, in the order of copies; -1 where nothing is read."""
-        product, tile, operand = self.product, self.tile, self.operand
-        extent = (product.instruction.m, product.instruction.n)[self.number]
-        loops = (product.rows, product.columns)[self.number]
+        tile, operand, instruction = self.tile, self.operand, self.product.instruction
         slot = np.arange(tile.copies, dtype=np.int64)
-        row, element = slot // tile.row_vectors, slot % tile.row_vectors * operand.length
-        across, along = (element, row) if tile.transposed else (row, element)
-        tiles = block * self.sizes[0] + across // extent
-        deep = stage * self.sizes[1] + along // product.instruction.k
-        values: dict[str, Any] = {
-            **dict.fromkeys(product.program.extents, 0),
-            **digit_values(batch, product.batch),
-            **digit_values(tiles, loops),
-            **digit_values(deep, product.depth),
-            product.axes[self.number]: across % extent,
-            product.axes[2]: along % product.instruction.k,
-        }
-        valid = (row < tile.rows) & (tiles < product.tiles[1 + self.number])
-        valid = valid & (deep < product.tiles[3])
-        for place in operand.checked:
-            coordinate = operand.layout.access[place].evaluate(values)
-            valid = valid & (coordinate >= 0) & (coordinate < operand.layout.shape[place])
-        size = size_bytes(operand.layout.dtype)
-        sectors = np.where(valid, operand.address.evaluate(values) * size // SECTOR_BYTES, -1)
-        counts = (batch.size, block.size, stage.size, tile.copies)
-        return np.broadcast_to(sectors, counts)
+        line, element = slot // tile.row_vectors, slot % tile.row_vectors * operand.length
+        across, along = (element, line) if tile.transposed else (line, element)
+        row = block * self.sizes[0] * (instruction.m, instruction.n)[self.number] + across
+        deep = stage * self.sizes[1] * instruction.k + along
+        places = addresses(self.product, self.number, operand, (batch, row, deep))
+        sectors = np.where(line < tile.rows, places // SECTOR_BYTES, -1)
+        return np.broadcast_to(sectors, (batch.size, block.size, stage.size, tile.copies))
+
+
+def addresses(
+    product: TiledProduct,
+    number: int,
+    operand: GlobalOperand,
+    places: tuple[Numbers, Numbers, Numbers],
+) -> Numbers:
+    """Return the first byte of elements of a factor in its layout; -1 outside of the factor.
+
+    Parameters
+    ----------
+    product : TiledProduct
+        Product of the factor.
+    number : int
+        0 for the first factor, 1 for the second.
+    operand : GlobalOperand
+        The factor in one of its layouts.
+    places : tuple of array of int64
+        Numbers in the batch, of rows and along the depth, in shapes that broadcast.
+    """
+    batch, row, deep = places
+    extent, k = (product.instruction.m, product.instruction.n)[number], product.instruction.k
+    values: dict[str, Any] = {
+        **dict.fromkeys(product.program.extents, 0),
+        **digit_values(batch, product.batch),
+        **digit_values(row // extent, (product.rows, product.columns)[number]),
+        **digit_values(deep // k, product.depth),
+        product.axes[number]: row % extent,
+        product.axes[2]: deep % k,
+    }
+    valid = (row // extent < product.tiles[1 + number]) & (deep // k < product.tiles[3])
+    for dimension in operand.checked:
+        coordinate = operand.layout.access[dimension].evaluate(values)
+        valid = valid & (coordinate >= 0) & (coordinate < operand.layout.shape[dimension])
+    size = size_bytes(operand.layout.dtype)
+    return np.where(valid, operand.address.evaluate(values) * size, -1)
 
 
 def _distinct(numbers: Numbers) -> int:

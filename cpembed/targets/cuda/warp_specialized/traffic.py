@@ -210,24 +210,23 @@ def result_wavefronts(plan: SpecializedPlan) -> int:
     return warps * (_staged(plan) + _read_back(plan))
 
 
-def _strips(plan: SpecializedPlan) -> int:
-    """Return the number of times that a warp stages sums of a block of results."""
-    rows, columns = plan.schedule.tile
-    return rows * columns // plan.strip
-
-
 def _staged(plan: SpecializedPlan) -> int:
     """Count the wavefronts of a warp that stages the sums of a block of results."""
+    if plan.store is not None:
+        # Swizzles keep the rows of a matrix, and the pairs of words, apart.
+        return plan.strips * plan.store_image.content_bytes // WAVEFRONT_BYTES
     instruction = plan.product.instruction
-    return _strips(plan) * staged_wavefronts(instruction, plan.staging, plan.strip)
+    return plan.strips * staged_wavefronts(instruction, plan.staging, plan.strip)
 
 
 def _read_back(plan: SpecializedPlan) -> int:
     """Count the wavefronts of a warp that reads the sums of a block of results back."""
+    if plan.store is not None:
+        return 0
     product = plan.product
     along_columns = product.output.along == product.axes[1]
     vectors = read_back_wavefronts(plan.staging, product.output.length, along_columns)
-    return _strips(plan) * vectors
+    return plan.strips * vectors
 
 
 def copy_wavefronts(plan: SpecializedPlan) -> int:

@@ -7,8 +7,14 @@ import math
 import numpy as np
 import pytest
 
+from cpembed.codegen.epilogue import RESIDUAL, Epilogue, SecondResult
+from cpembed.codegen.epilogue_request import EpilogueRequest
+from cpembed.driver.epilogue_language import parse_expression
 from cpembed.driver.named import workload
-from cpembed.runtime.measurement.verification import Expected, with_special_values
+from cpembed.ir.reference import random_inputs
+from cpembed.ir.scalars import evaluate_scalar
+from cpembed.runtime.measurement.verification import Expected
+from cpembed.runtime.measurement.verification_data import with_special_values
 from cpembed.targets.verification import special_data
 
 GENERATOR = np.random.default_rng
@@ -70,3 +76,55 @@ def test_factors_of_padding_stay_finite() -> None:
     assert not np.isfinite(found["I"]).all()
     assert np.isfinite(found["W"]).all()
     assert (found["W"] == 0).any()
+
+
+def chained(chain: str, second: str, dtype: str) -> Epilogue:
+    """Return an epilogue of two expressions; a residual is in both."""
+    request = EpilogueRequest(
+        output=dtype,
+        chain=parse_expression(chain),
+        second=SecondResult(dtype, parse_expression(second)),
+    )
+    epilogue = request.epilogue("mma_f16", "float32")
+    assert epilogue is not None
+    return epilogue
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "exp(exp(exp(x + residual)))",
+        "1 / exp(100 * x) + residual",
+        "1e30 * x * 1e30",
+        "exp(90 * x) / exp(90 * x)",
+        "sigmoid(x) + residual",
+        "x * 0 + residual",
+        "residual * 2",
+        "70000 + x",
+    ],
+)
+def test_expressions_may_overflow_as_float32_does(
+    expression: str, special: bool, dtype: str
+) -> None:
+    """What numpy computes in float32 is right, and an element of it that changes is wrong."""
+    gemm = workload("gemm m=6 n=8 k=5 dtype=float16,float16,float32")
+    inputs = random_inputs(gemm, 3)
+    if special:
+        inputs = special_data(gemm, inputs, 3)
+    expected = Expected(gemm, inputs)
+    epilogue = chained(expression, expression, dtype)
+    residual = GENERATOR(5).normal(size=(6, 8)).astype(dtype)
+    vectors = {RESIDUAL: residual}
+    with np.errstate(all="ignore"):
+        operands = [expected.result.astype(np.float32), residual.astype(np.float32)]
+        value = evaluate_scalar(parse_expression(expression), operands, "float32")
+        stored = np.broadcast_to(value, (6, 8)).astype(dtype)
+    assert expected.judge_stored(stored, epilogue, vectors).verified
+    assert expected.judge_second(stored, epilogue, vectors).verified
+    finite = np.argwhere(np.isfinite(stored) & np.isfinite(expected.result))
+    for place in map(tuple, finite[:4]):
+        wrong = stored.copy()
+        wrong[place] = wrong[place] * 2 + 1
+        assert not expected.judge_stored(wrong, epilogue, vectors).verified

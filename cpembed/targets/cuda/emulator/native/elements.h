@@ -79,6 +79,6 @@ static inline void add_products(V *sums, const V *factors, const V *values, int 
    taken in float, from the accumulator on along k, and rounded once to the accumulator's type where
    they are stored. The order inside a GPU is not published, so floats agree to a tolerance only. */
 template <class V, int M, int N, int K>
-static inline void multiply_add(V (&c)[M][N], const V (&a)[M][K], const V (&b)[K][N]) {
+__attribute__((noinline)) static void multiply_add(V (&c)[M][N], const V (&a)[M][K], const V (&b)[K][N]) {
   for (int i = 0; i < M; i++) add_products<N>(c[i], a[i], b[0], K, N);
 }

@@ -87,6 +87,5 @@ struct executor_dynamic_array {
 #include "mathematics.h"
 #include "ptx.h"
 #include "warp_intrinsics.h"
-#include "ptx_sm90.h"
 #include "wmma.h"
 #include "kernel_entry.h"

@@ -103,18 +103,15 @@ extern "C" void executor_store_matrices(ExecutorFunction &function, int space, u
 
 using Map = Position (*)(int, int);
 
-/* A matrix out of the lanes' registers. */
+/* A matrix out of the lanes' registers. Of several products one copy: this is most of the runtime's code. */
 template <class E, Map map, int M, int N>
-static void gather(typename E::Value (&matrix)[M][N], Warp &w, const void *Request::*member) {
+__attribute__((noinline)) static void gather(typename E::Value (&matrix)[M][N], Warp &w, const void *Request::*member) {
   constexpr int per_lane = M * N / 32;
   for (int l = 0; l < 32; l++) {
     typename E::Stored held[per_lane];
     typename E::Value values[per_lane];
     memcpy(held, w.request(l).*member, sizeof held);
-    if constexpr (std::is_same_v<E, F16> && per_lane == 8)
-      executor::float16_to_floats(held, 1.0f, values);
-    else
-      for (int i = 0; i < per_lane; i++) values[i] = E::load(held[i]);
+    for (int i = 0; i < per_lane; i++) values[i] = E::load(held[i]);
     for (int i = 0; i < per_lane; i++) {
       Position at = map(l, i);
       matrix[at.row][at.column] = values[i];

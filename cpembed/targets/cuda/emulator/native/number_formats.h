@@ -6,8 +6,8 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__F16C__)
-#include <immintrin.h>
+#if defined(__F16C__) && defined(__FLT16_MAX__)
+#define EXECUTOR_FLOAT16 _Float16
 #endif
 
 namespace executor {
@@ -25,8 +25,10 @@ static inline uint32_t bits_of_float(float value) {
 }
 
 static inline float float16_to_float(uint16_t h) {
-#if defined(__F16C__)
-  return _cvtsh_ss(h);
+#ifdef EXECUTOR_FLOAT16
+  EXECUTOR_FLOAT16 value;
+  __builtin_memcpy(&value, &h, 2);
+  return float(value);
 #else
   uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
   if (exponent == 31) return float_of_bits(sign | 0x7f800000 | mantissa << 13);
@@ -36,19 +38,12 @@ static inline float float16_to_float(uint16_t h) {
 #endif
 }
 
-/* Of 8 numbers, `scale` times. */
-static inline void float16_to_floats(const uint16_t *h, float scale, float *to) {
-#if defined(__F16C__) && defined(__AVX__)
-  __m256 values = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(h)));
-  _mm256_storeu_ps(to, _mm256_mul_ps(values, _mm256_set1_ps(scale)));
-#else
-  for (int i = 0; i < 8; i++) to[i] = scale * float16_to_float(h[i]);
-#endif
-}
-
 static inline uint16_t float_to_float16(float value) {
-#if defined(__F16C__)
-  return uint16_t(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
+#ifdef EXECUTOR_FLOAT16
+  EXECUTOR_FLOAT16 rounded = EXECUTOR_FLOAT16(value);
+  uint16_t bits;
+  __builtin_memcpy(&bits, &rounded, 2);
+  return bits;
 #else
   uint32_t bits = bits_of_float(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00 | (magnitude >> 13 & 0x1ff));

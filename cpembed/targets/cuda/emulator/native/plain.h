@@ -65,3 +65,8 @@ extern "C" void __ubsan_handle_out_of_bounds(const IndexedArray *indexed, uintpt
             CALLER);
   abandon();
 }
+
+extern "C" void __ubsan_handle_divrem_overflow(const void *, uintptr_t, uintptr_t) {
+  set_fault("%s divides an integer by zero at {at:%u}", doer(now()).c_str(), CALLER);
+  abandon();
+}

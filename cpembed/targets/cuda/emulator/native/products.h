@@ -73,7 +73,9 @@ static inline void decode_elements(Element element, const unsigned char *from, f
   uint16_t wide[8];
   memcpy(wide, from, 16);
   switch (element) {
-    case Element::kF16: executor::float16_to_floats(wide, scale, to); break;
+    case Element::kF16:
+      for (int i = 0; i < 8; i++) to[i] = scale * F16::load(wide[i]);
+      break;
     case Element::kBf16:
       for (int i = 0; i < 8; i++) to[i] = scale * Bf16::load(wide[i]);
       break;

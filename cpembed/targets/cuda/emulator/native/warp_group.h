@@ -7,7 +7,6 @@
 #include <cstdarg>
 
 #include "products.h"
-#include "ptx_sm90.h"
 
 struct ProductCall {
   const ProductShape *shape;

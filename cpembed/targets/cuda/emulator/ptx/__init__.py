@@ -40,7 +40,10 @@ from importlib import import_module
 
 from cpembed.targets.cuda.emulator.ptx.statements import translate_inline_ptx
 
-ROW_MODULES = ("arithmetic", "memory", "matrices", "atomics", "warps", "hopper")
+ROW_MODULES = (
+    "arithmetic", "memory", "matrices", "atomics", "warps", "barriers", "bulk_copies",
+    "warp_groups",
+)  # fmt: skip
 """Modules of this package whose functions are rows of the table."""
 
 for _module in ROW_MODULES:

@@ -145,14 +145,6 @@ def _fused_multiply_add(call: Call) -> str:
     return _result(call, kind, f"{'fmaf' if kind == 'f32' else 'fma'}({factors})")
 
 
-@instruction(
-    "ex2", required("approximation", "approx"), optional("ftz", "ftz"), required("type", "f32")
-)
-def _power_of_two(call: Call) -> str:
-    call.require_operands(2)
-    return _result(call, "f32", f"exp2f({call.value(1, 'f32')})")
-
-
 for _name, _operator in {"min": "<", "max": ">"}.items():
 
     @instruction(_name, optional("ftz", "ftz"), required("type", *_INTEGERS, *_FLOATS))
@@ -297,13 +289,78 @@ def _branch(call: Call) -> str:
     return f"goto {call.body.label(target.name)};"
 
 
-@instruction("ex2", required("approximation", "approx"), optional("ftz", "ftz"),
-             required("type", "f32"))  # fmt: skip
-def _power(call: Call) -> str:
+_FLOAT_FUNCTIONS = {
+    "ex2": "std::exp2({x})", "lg2": "std::log2({x})", "rcp": "1.0f / {x}", "sqrt": "std::sqrt({x})",
+    "rsqrt": "1.0f / std::sqrt({x})", "tanh": "std::tanh({x})", "sin": "std::sin({x})",
+    "cos": "std::cos({x})",
+}  # fmt: skip
+"""Values of functions of floats, which the exact ones stand for."""
+
+for _name, _expression in _FLOAT_FUNCTIONS.items():
+
+    @instruction(_name, required("rounding", "approx", "rn"), optional("ftz", "ftz"),
+                 required("type", "f32"))  # fmt: skip
+    def _float_function(call: Call, expression: str = _expression) -> str:
+        call.require_operands(2)
+        if call["rounding"] == "rn" and not expression.startswith(("1.0f / {", "std::sqrt")):
+            raise LoweringError("only quotients and square roots are rounded exactly: .approx")
+        value = f"const float p_ = {expression.format(x=call.value(1, 'f32'))};"
+        # With .ftz what is smaller than the smallest normal number becomes 0.
+        small = "std::fabs(p_) < __FLT_MIN__ ? std::copysign(0.0f, p_) : p_"
+        return f"{value} {_result(call, 'f32', small if call['ftz'] else 'p_')}"
+
+
+@instruction("abs", optional("ftz", "ftz"), required("type", *_SIGNED, *_FLOATS))
+def _magnitude(call: Call) -> str:
     call.require_operands(2)
-    # Computed as the exact function is; what is smaller than the smallest normal number becomes 0.
-    power = f"const float p_ = std::exp2({call.value(1, 'f32')});"
-    value = "(std::fabs(p_) < std::numeric_limits<float>::min() ? 0.0f : p_)"
-    if not call["ftz"]:
-        value = "p_"
-    return f"{power} {call.assign(call.operands[0], 'f32', value)}"
+    return _result(call, call["type"], f"std::abs({call.value(1, call['type'])})")
+
+
+for _name, _function in {"popc": "popcount", "clz": "clz"}.items():
+
+    @instruction(_name, required("type", "b32", "b64"))
+    def _count_bits(call: Call, function: str = _function) -> str:
+        call.require_operands(2)
+        bits = bits_of(call["type"])
+        value, suffix = call.value(1, call["type"]), "ll" if bits == 64 else ""
+        # The compiler's clz has no result for 0.
+        guard = f"{value} == 0 ? {bits} : " if function == "clz" else ""
+        return _result(call, "u32", f"{guard}__builtin_{function}{suffix}({value})")
+
+
+@instruction("brev", required("type", "b32"))
+def _reversed_bits(call: Call) -> str:
+    call.require_operands(2)
+    return _result(call, "b32", f"executor::reversed({call.value(1, 'b32')})")
+
+
+@instruction("lop3", required("type", "b32"))
+def _bitwise_by_table(call: Call) -> str:
+    call.require_operands(5)
+    values = ", ".join(call.value(place, "b32") for place in (1, 2, 3))
+    return _result(call, "b32", f"executor::by_table({values}, {call.constant(4)})")
+
+
+@instruction("prmt", required("type", "b32"))
+def _selected_bytes(call: Call) -> str:
+    call.require_operands(4)
+    values = ", ".join(call.value(place, "b32") for place in (1, 2, 3))
+    return _result(call, "b32", f"executor::bytes_of({values})")
+
+
+@instruction("shf", required("direction", "l", "r"), required("mode", "wrap", "clamp"),
+             required("type", "b32"))  # fmt: skip
+def _funnel_shift(call: Call) -> str:
+    call.require_operands(4)
+    low, high, count = (call.value(place, "b32") for place in (1, 2, 3))
+    bound = f"({count} & 31)" if call["mode"] == "wrap" else f"({count} < 32 ? {count} : 32)"
+    pair = f"(uint64_t({high}) << 32 | {low})"
+    shifted = f"{pair} << {bound} >> 32" if call["direction"] == "l" else f"{pair} >> {bound}"
+    return _result(call, "b32", shifted)
+
+
+@instruction("nanosleep", required("type", "u32"))
+def _pause(call: Call) -> str:
+    # Times are not emulated.
+    call.require_operands(1)
+    return f"(void)({call.value(0, 'u32')});"

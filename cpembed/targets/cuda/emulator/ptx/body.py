@@ -134,6 +134,10 @@ class Call:
         """C++ that declares ``f_``, which counts the instruction under its opcode."""
         return f'static ExecutorFunction f_{{"{self.instruction.opcode}"}};'
 
+    def invoke(self, function: str, *arguments: str) -> str:
+        """Return a call of a function of ``native/ptx.h``, which is named without its prefix."""
+        return f"{self.function} executor_{function}({', '.join(('f_', *arguments))});"
+
     @property
     def predicate(self) -> str:
         """Expression that tells whether the lane executes the instruction."""
@@ -235,6 +239,10 @@ class Call:
         if not isinstance(operand, Address) or operand.rest:
             raise LoweringError(f"operand {place} has to be an address in brackets")
         return self.based(operand, space)
+
+    def shared_address(self, place: int) -> str:
+        """Return the expression of an address of shared memory, of 32 bits."""
+        return f"uint32_t({self.address(place, 'shared')})"
 
     def based(self, address: Address, space: str) -> str:
         """Return the expression of base and offset of an address."""

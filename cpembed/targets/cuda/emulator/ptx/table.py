@@ -111,8 +111,7 @@ def runtime_call(opcode: str, function: str, *slots: Slot, constants: int = 0) -
 
     def translate(call: Call) -> str:
         call.require_operands(constants)
-        arguments = "".join(f", {call.constant(number)}" for number in range(constants))
-        return f"{call.function} executor_{function}(f_{arguments});"
+        return call.invoke(function, *(call.constant(number) for number in range(constants)))
 
     instruction(opcode, *slots)(translate)
 

@@ -1,4 +1,4 @@
-"""Rows of exchanges, votes and sums among the lanes of a warp, and of barriers of a warp."""
+"""Rows of exchanges, votes, sums and elections among the lanes of a warp, and of its barriers."""
 
 from __future__ import annotations
 
@@ -87,3 +87,15 @@ def _active(call: Call) -> str:
 def _meet(call: Call) -> str:
     call.require_operands(1)
     return f"executor_syncwarp({call.value(0, 'b32')});"
+
+
+@instruction("elect.sync")
+def _elect(call: Call) -> str:
+    call.require_operands(2)
+    leader, elected = call.pair(0)
+    if elected is None:
+        raise LoweringError("its destination has to be a register and a predicate: d|p")
+    lines = [call.function, f"const uint32_t e_ = executor_elect(f_, {call.value(1, 'u32')});"]
+    lines.append(call.assign(leader, "b32", "e_"))
+    lines.append(call.assign(elected, "pred", "e_ == executor_lane()"))
+    return " ".join(lines)

@@ -155,3 +155,12 @@ extern "C" __global__ void unset_floats(float* out, int sets) {
   for (int n = 0; n < 4 * sets; n++) several[n] = one = 5.0f;
   out[threadIdx.x] = threadIdx.x % 2 ? one * 0 : several[threadIdx.x % 4] * 0;
 }
+
+extern "C" __global__ void divides(float* out, int by) {
+  out[threadIdx.x] = 64 / by + 64 % by;
+}
+
+extern "C" __global__ void divides_by_nothing(float* out, int anyway) {
+  if (anyway) out[0] = 64 / 0;
+  out[threadIdx.x] = 1.0f;
+}

@@ -56,6 +56,8 @@ CASES = {
         63,
         r"index 64 of an array 'float \[64\]' at line 132 .* is out of bounds",
     ),
+    "divides": (0, 3, r"thread 0 divides an integer by zero at line 160 "),
+    "divides_by_nothing": (1, 0, r"thread 0 divides an integer by zero at line 164 "),
     "beyond_registers": (4, 3, r"index 4 of an array 'float \[4\]' at line 137 "),
 }
 """Kernel: a parameter that is wrong, one that is right, and the line."""
