@@ -89,9 +89,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "registers", r"(cpembed_wgmma_commit\(\);)", r"\1 fragments_ptr[0] += 1;",
     ),
     "fragments are loaded after the fence": (
-        "registers",
-        r"(cpembed_wgmma_wait_0\(\);)(\s+cpembed_ldmatrix[\s\S]*?)cpembed_wgmma_fence\(\);",
-        r"\1 cpembed_wgmma_fence();\2",
+        "registers", r"((?:\s*cpembed_ldmatrix_x4\([^;]*;)+)(\s*cpembed_wgmma_fence\(\);)", r"\2\1",
     ),
     "registers are decreased to more than there are": (
         "threads", r"setmaxnreg\.inc\.sync", "setmaxnreg.dec.sync",

@@ -148,7 +148,7 @@ WRONG = {
     'asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.bf16.f32 %0, %0, %0, %0;" : "+f"(a));': (
         "m16n8k16 has no product of f16 and bf16 in f32"
     ),
-    'asm("tanh.approx.f16x2 %0, %1;" : "=r"(a) : "r"(b));': "tanh.approx.f16x2: .f16x2 is where one of",
+    'asm("tanh.approx.f16x2 %0, %1;" : "=r"(a) : "r"(b));': "tanh.approx.f16x2: .f16x2 is where",
     'asm(TEXT : "=r"(a));': "its text has to be string literals, not 'TEXT'",
     'asm("mov.u32 %0, 1;" : "r"(a));': "the constraint 'r' is in the wrong list of operands",
     'asm("mov.u32 %0, 1;" : "=x"(a));': "has no constraint of CUDA",
