@@ -86,7 +86,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "fragments are loaded after the fence": (
         "registers",
-        r"(cpembed_wgmma_wait_0\(\);)(\s+cpembed_ldmatrix[\s\S]*?)cpembed_wgmma_fence\(\);",
+        r"(cpembed_wgmma_wait_1\(\);)(\s+cpembed_ldmatrix[\s\S]*?)cpembed_wgmma_fence\(\);",
         r"\1 cpembed_wgmma_fence();\2",
     ),
     "registers are decreased to more than there are": (
