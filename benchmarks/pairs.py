@@ -40,7 +40,7 @@ from cpembed.graph.kinds import (
     Quantize,
     TensorType,
 )
-from cpembed.graph.passes.expressions import apply
+from cpembed.ir.scalars import apply
 from cpembed.network.build import (
     CompiledNetwork,
     RunningNetwork,

@@ -138,11 +138,11 @@ def distinct(target: CudaTarget, candidates: Sequence[RankedCandidate]) -> list[
 
 
 def work_key(target: CudaTarget, product: TiledProduct) -> object:
-    """Return a hashable value that is equal for products whose schedules have equal estimates.
+    """Return a hashable value that is equal for products of nearly equal estimates.
 
-    Many embeddings differ in the names of axes alone. The value is the work of a few schedules,
-    with every layout of the factors. On GPUs with TMA, where it matters which tensors its maps can
-    describe, no two products have the same.
+    Many embeddings differ in the names or the order of axes alone. The value is the work of a few
+    schedules, with every layout of the factors. Other schedules may read other sectors. On GPUs
+    with TMA, where it matters which tensors its maps can describe, no two products have the same.
     """
     if target.gpu.architecture >= "sm_90":
         return product

@@ -26,7 +26,7 @@ from cpembed.graph.kinds import (
     TensorType,
     Transpose,
 )
-from cpembed.graph.passes.expressions import apply
+from cpembed.ir.scalars import apply
 
 Array = NDArray[Any]
 BYTES = ("uint8", "int8")

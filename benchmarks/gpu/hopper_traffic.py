@@ -97,6 +97,8 @@ def counted(plan: SpecializedPlan, workers: Sequence[int]) -> dict[str, tuple[in
     expected = traffic(plan, workers)
     items = [item for worker in workers for item in plan.order.items(worker)]
     read_bytes, sectors = loaded(plan, items)
+    stored = counters.global_store_bytes + counters.bulk_store_bytes
+    stored_sectors = counters.global_store_sectors + counters.bulk_store_sectors
     counts = {
         "products": (expected.products, sum(counters.mma.values())),
         "wavefronts of products": (expected.matrix_wavefronts, counters.wgmma_wavefronts),
@@ -112,8 +114,8 @@ def counted(plan: SpecializedPlan, workers: Sequence[int]) -> dict[str, tuple[in
         "transactions, bytes": (expected.image_bytes, counters.bulk_load_image_bytes),
         "bytes read by copies": (read_bytes, counters.bulk_load_bytes),
         "sectors read by copies": (sectors, counters.bulk_load_sectors),
-        "bytes stored": (expected.stored_bytes, counters.global_store_bytes),
-        "sectors stored": (expected.stored_sectors, counters.global_store_sectors),
+        "bytes stored": (expected.stored_bytes, stored),
+        "sectors stored": (expected.stored_sectors, stored_sectors),
     }
     if not plan.by_threads:
         parts = expected.part_bytes_loaded, counters.global_load_bytes

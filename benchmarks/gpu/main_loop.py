@@ -171,6 +171,49 @@ def loops(body: str, opcodes: str = "") -> list[list[Instruction]]:
     return [[i for number in sorted(m) for i in graph[number].code] for m in inner]
 
 
+def usual_turn(body: str, opcodes: str) -> list[Instruction]:
+    """Return what a turn of a kernel's main loop executes where every branch is the usual one.
+
+    That is the path through the loop with most of the instructions of a pattern, of these with most
+    copies, and of these the shortest: what is executed in few turns alone is passed.
+
+    Parameters
+    ----------
+    body
+        Listing of a kernel.
+    opcodes
+        Pattern of the opcodes by which the main loop is known.
+    """
+    graph = blocks(body)
+    dominators = _dominators(graph)
+
+    def weight(number: int) -> tuple[int, int, int]:
+        code = graph[number].code
+        matching = sum(re.match(opcodes, i.opcode) is not None for i in code)
+        return -matching, -kinds(code)["copies"], len(code)
+
+    turns: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for tail, block in enumerate(graph):
+        for head in block.following:
+            if head not in dominators.get(tail, ()):
+                continue
+            members = _natural_loop(graph, head, tail)
+            paths: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+                head: (weight(head), (head,))
+            }
+            # As often as a path is long: blocks that wait are behind the others in the listing.
+            for _ in members:
+                for number, (cost, path) in list(paths.items()):
+                    for after in set(graph[number].following) & members - set(path):
+                        further = tuple(map(sum, zip(cost, weight(after), strict=True)))
+                        if after not in paths or further < paths[after][0]:
+                            paths[after] = further, (*path, after)
+            if tail in paths:
+                turns.append(paths[tail])
+    _, best = min(turns)
+    return [instruction for number in best for instruction in graph[number].code]
+
+
 def _dominators(graph: Sequence[Block]) -> dict[int, set[int]]:
     """Return the blocks through which each way to a block leads, of blocks that are reached."""
     before: dict[int, list[int]] = {}

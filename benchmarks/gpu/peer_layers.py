@@ -24,11 +24,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class Layer:
-    """A matrix product or a convolution of float16 with sums in float32, results in float16."""
+    """A product, a convolution or attention of float16, sums in float32, results in float16."""
 
     name: str
     kind: str
-    """``gemm`` or ``conv``."""
+    """``gemm``, ``conv`` or ``attention``."""
     sizes: Mapping[str, int]
 
     @property
@@ -40,6 +40,8 @@ class Layer:
     def words(self) -> str:
         """Words that name the workload."""
         sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
+        if self.kind == "attention":
+            return f"attention {sizes}"
         return f"gemm {sizes} trans_b=1" if self.kind == "gemm" else f"conv2d {sizes} layout=NHWC"
 
 
@@ -62,6 +64,11 @@ def _gemm(m: int, n: int, k: int) -> Layer:
     return Layer(f"{m}x{n}x{k}", "gemm", {"m": m, "n": n, "k": k})
 
 
+def _attention(depth: int) -> Layer:
+    sizes = {"b": 8, "h": 16, "q": 1024, "k": 1024, "d": depth}
+    return Layer(f"attention, heads of {depth}", "attention", sizes)
+
+
 LAYERS = (
     _gemm(8192, 8192, 8192),
     _gemm(512, 3072, 768),
@@ -70,13 +77,16 @@ LAYERS = (
         for c, h, k, r in ((64, 56, 64, 3), (256, 14, 256, 3), (256, 56, 64, 1))
         for n in (1, 16)
     ),
+    _attention(64),
+    _attention(128),
 )
 
 
 def equal_tile(layer: Layer, architecture: str) -> Tile:
     """Return the tile at which all compilers are compared.
 
-    It has four warps, or two groups of 64 rows, and no more columns than a convolution has.
+    It has four warps, or two groups of 64 rows, and no more columns than a convolution has. For
+    attention with heads of 128 it has eight warps.
 
     Parameters
     ----------
@@ -85,6 +95,13 @@ def equal_tile(layer: Layer, architecture: str) -> Tile:
     architecture : str
         ``sm_80``, ``sm_90a`` or ``sm_120a``.
     """
+    if layer.kind == "attention":
+        # Queries, depth of a head, and keys of a stage.
+        if architecture == "sm_90a":
+            return Tile(128, layer.sizes["d"], 128, 2)
+        # Three stages of heads of 128 are more than a block of sm_120 has.
+        stages = 2 if architecture == "sm_120a" and layer.sizes["d"] > 64 else 3
+        return Tile(128, layer.sizes["d"], 64, stages)
     columns = layer.sizes["k"] if layer.kind == "conv" else layer.sizes["n"]
     if architecture == "sm_90a":
         return Tile(128, min(256, columns), 64, 4)

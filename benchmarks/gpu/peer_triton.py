@@ -1,4 +1,4 @@
-"""Kernels of Triton for a product or a convolution, compiled without a GPU.
+"""Kernels of Triton for a product, a convolution or attention, compiled without a GPU.
 
     python peer_triton.py REQUEST.json FOLDER
 
@@ -172,6 +172,54 @@ def convolution(
     tl.store(c + m[:, None] * OUT + n[None, :], sums.to(tl.float16), mask=stored)
 
 
+@triton.jit
+def attention(
+    q,
+    k,
+    v,
+    o,
+    KEYS: tl.constexpr,
+    D: tl.constexpr,
+    SCALE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """Compute the attention of tutorial 6 without a mask: queries of a block, keys by chunks.
+
+    Parameters
+    ----------
+    q, k, v, o : pointer
+        Queries, keys, values and result, head by head.
+    KEYS, D : int
+        Keys, which are as many as queries, and depth of a head.
+    SCALE : float
+        Factor of the scores as powers of two.
+    BM, BN : int
+        Queries of a block, and keys of a chunk.
+    """
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.arange(0, BN)
+    d = tl.arange(0, D)
+    head = tl.program_id(1) * KEYS * D
+    queries = tl.load(q + head + m[:, None] * D + d[None, :])
+    pk = k + head + n[None, :] * D + d[:, None]
+    pv = v + head + n[:, None] * D + d[None, :]
+    largest = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32) + 1.0
+    sums = tl.zeros([BM, D], tl.float32)
+    for _ in range(0, KEYS, BN):
+        scores = tl.dot(queries, tl.load(pk))
+        larger = tl.maximum(largest, tl.max(scores, 1) * SCALE)
+        powers = tl.math.exp2(scores * SCALE - larger[:, None])
+        shrink = tl.math.exp2(largest - larger)
+        sums = tl.dot(powers.to(tl.float16), tl.load(pv), sums * shrink[:, None])
+        total = total * shrink + tl.sum(powers, 1)
+        largest = larger
+        pk += BN * D
+        pv += BN * D
+    tl.store(o + head + m[:, None] * D + d[None, :], (sums / total[:, None]).to(tl.float16))
+
+
 def compile_kernel(request: dict, folder: Path) -> dict:
     """Compile the kernel of a request, and write its cubin into the folder."""
     sizes, tile = request["sizes"], request["tile"]
@@ -179,6 +227,10 @@ def compile_kernel(request: dict, folder: Path) -> dict:
     if request["kind"] == "gemm":
         function = described_product if request["tma"] else product
         constants = {"M": sizes["m"], "N": sizes["n"], "K": sizes["k"], **blocks}
+    elif request["kind"] == "attention":
+        function = attention
+        constants = {"KEYS": sizes["k"], "D": sizes["d"], "SCALE": sizes["d"] ** -0.5 * 1.44269504}
+        constants |= {"BM": tile[0], "BN": tile[2]}
     else:
         function = convolution
         out = [
@@ -189,12 +241,13 @@ def compile_kernel(request: dict, folder: Path) -> dict:
         constants = {name: sizes[size] for name, size in names.items()}
         constants |= {"PAD": sizes["pad"], "STRIDE": sizes["stride"], "P": out[0], "Q": out[1]}
         constants |= blocks
-    pointers = dict.fromkeys("abc", "*fp16")
+    names = function.arg_names[: len(function.arg_names) - len(constants)]
+    pointers = dict.fromkeys(names, "*fp16")
     source = ASTSource(
         fn=function,
         signature={**pointers, **dict.fromkeys(constants, "constexpr")},
         constexprs=constants,
-        attrs={(number,): [["tt.divisibility", 16]] for number in range(3)},
+        attrs={(number,): [["tt.divisibility", 16]] for number in range(len(pointers))},
     )
     options = {"num_warps": request["warps"], "num_stages": tile[3]}
     start = time.perf_counter()

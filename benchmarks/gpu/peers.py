@@ -9,7 +9,8 @@ compilation. Of each layer, architecture and compiler there are two kernels: one
 the compiler's defaults, one with the tile that all are compared at (:mod:`~.peer_layers`).
 
 Counts are those of an iteration, for 32 products of m16n8k16 of one warp; a product of a warp group
-counts as the products of a warp that it replaces. An interrupted call goes on when it is repeated.
+counts as the products of a warp that it replaces. Of attention, which branches, they are those of a
+usual turn, in which no sums are scaled. An interrupted call goes on when it is repeated.
 """
 
 from __future__ import annotations
@@ -28,14 +29,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import peer_cutlass
-from benchmarks.gpu.main_loop import Instruction, kernels, kinds, listing, loops, tool
+from benchmarks.gpu.main_loop import (
+    Instruction,
+    kernels,
+    kinds,
+    listing,
+    loops,
+    tool,
+    usual_turn,
+)
 from benchmarks.gpu.peer_layers import LAYERS, CompiledKernel, Layer, Tile, equal_tile
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError
 from cpembed.files import write_whole
+from cpembed.targets.cuda.chains.build import chain_text
+from cpembed.targets.cuda.chains.pairs import find_pairs
+from cpembed.targets.cuda.chains.plan import ChainSchedule, check
+from cpembed.targets.cuda.chains.space import plan_of, ranked_plans
+from cpembed.targets.cuda.model import gpu
 from cpembed.targets.registry import open_target
+from cpembed.workloads.chain_families import parse_chain
 
 MACHINES = {
     "sm_80": ("mma_f16", "a100"),
@@ -47,6 +62,7 @@ MACHINES = {
 # Triton's tutorial 3 has these first for CUDA; TileLang's first example has the other two.
 TRITON_TILE = Tile(128, 256, 64, 3)
 TRITON_CONVOLUTION = Tile(128, 64, 64, 4)
+TRITON_ATTENTION = Tile(128, 0, 64, 3)
 TILELANG_TILE = Tile(128, 128, 32, 3)
 TILELANG_HOPPER = Tile(128, 256, 64, 3)
 
@@ -81,16 +97,22 @@ class LoopCounts:
     """Instructions in all."""
 
 
-def loop_counts(text: str) -> LoopCounts | None:
+def loop_counts(text: str, *, usual: bool = False) -> LoopCounts | None:
     """Return the counts of the loop with most products; None if there is none.
 
     Parameters
     ----------
     text : str
         Output of ``nvdisasm -c``.
+    usual : bool
+        True to count what a usual turn of the loop executes, not all of its code.
     """
     bodies = kernels(text)
-    multiplying = [loop for body in bodies.values() for loop in loops(body, PRODUCT)]
+    multiplying = [
+        usual_turn(body, PRODUCT) if usual else loop
+        for body in bodies.values()
+        for loop in loops(body, PRODUCT)
+    ]
     loop = max(multiplying, key=_products, default=None)
     if loop is None:
         return None
@@ -142,6 +164,8 @@ def our_kernel(layer: Layer, tile: Tile | None, architecture: str, folder: Path)
     name, machine = MACHINES[architecture]
     spec = hardware_spec(name, machine=machine)
     start = time.perf_counter()
+    if layer.kind == "attention":
+        return _our_attention(layer, tile, architecture, folder)
     computation = workload(layer.words, target=spec)
     best = solve(computation, spec, constraints="fused", top=1).embeddings[0].candidate
     target = open_target(spec)
@@ -160,6 +184,37 @@ def our_kernel(layer: Layer, tile: Tile | None, architecture: str, folder: Path)
     cubin = nvcc(built.text.source, stem, architecture)
     seconds = time.perf_counter() - start
     return CompiledKernel(cubin, seconds, built.plan.shared_bytes, tile_of(schedule))
+
+
+def _our_attention(
+    layer: Layer, tile: Tile | None, architecture: str, folder: Path
+) -> CompiledKernel:
+    name, machine = MACHINES[architecture]
+    spec = hardware_spec(name, machine=machine)
+    start = time.perf_counter()
+    chain = parse_chain(layer.words.split())
+    pairs = find_pairs(chain, spec)
+    plan = ranked_plans(pairs, gpu(spec, machine))[0].plan
+    if tile is not None:
+        warps, rows = (8, 1) if layer.sizes["d"] > 64 else (4, 2)
+        groups = plan.first.instruction.kind == "wgmma"
+        schedule = ChainSchedule(
+            "registers",
+            (2 if groups else warps, 1),
+            1 if groups else rows,
+            tile.depth // 16,
+            tile.columns // 8,
+            tile.stages,
+        )
+        plan = plan_of(chain, plan.pair, schedule)
+        check(plan, gpu(spec, machine).shared_bytes)
+    stem = folder / f"cpembed_{layer.stem}_{architecture}_{'own' if tile is None else 'equal'}"
+    source = chain_text(plan, architecture.rstrip("a")).source
+    cubin = nvcc(source, stem, architecture)
+    schedule = plan.schedule
+    size = (plan.block_rows * plan.first.instruction.m, schedule.columns * 8, schedule.chunk * 16)
+    seconds = time.perf_counter() - start
+    return CompiledKernel(cubin, seconds, plan.shared_bytes, Tile(*size, schedule.stages))
 
 
 def nvcc(text: str, stem: Path, architecture: str) -> Path:
@@ -233,13 +288,13 @@ def script_kernels(script: str, python: str, *, tma: bool = False) -> Compiler:
     ) -> CompiledKernel:
         example, warps = _script_tile(script, layer.kind, architecture)
         warps = warps if tile is None else 8 if architecture == "sm_90a" else 4
-        tile = tile or example
+        tile = tile or (replace(example, columns=example.columns or layer.sizes.get("d", 0)))
         flavour = "tma" if tma else "plain"
         request = {
             "kind": layer.kind,
             "sizes": dict(layer.sizes),
             "tile": [tile.rows, tile.columns, tile.depth, tile.stages],
-            "warps": warps,
+            "warps": warps if layer.kind != "attention" else _attention_warps(layer, architecture),
             "tma": tma,
             "architecture": architecture,
             "capability": int(architecture.strip("sm_a")),
@@ -259,8 +314,14 @@ def script_kernels(script: str, python: str, *, tma: bool = False) -> Compiler:
     return compile_kernel
 
 
+def _attention_warps(layer: Layer, architecture: str) -> int:
+    return 8 if layer.sizes["d"] > 64 or architecture == "sm_90a" else 4
+
+
 def _script_tile(script: str, kind: str, architecture: str) -> tuple[Tile, int]:
     """Return the tile and the warps of a package's own example."""
+    if kind == "attention":
+        return TRITON_ATTENTION, 4
     if script == "peer_triton":
         return (TRITON_TILE, 8) if kind == "gemm" else (TRITON_CONVOLUTION, 4)
     if architecture == "sm_90a" and kind == "gemm":
@@ -299,25 +360,31 @@ def rows(
                     if [row[name] for name in _KEY] in counted_keys:
                         continue
                     try:
-                        row |= counted(compiler(layer, tile, architecture, folder))
+                        kernel = compiler(layer, tile, architecture, folder)
+                        row |= counted(kernel, usual=layer.kind == "attention")
                     except (CpembedError, subprocess.CalledProcessError) as error:
                         row["failed"] = str(error).splitlines()[0]
                     yield row
 
 
 def _differs(compiler: str, kind: str, architecture: str) -> bool:
-    """Return False where the kernel that asks for TMA is the other one."""
+    """Return False where the kernel that asks for TMA is the other one, and for other kinds."""
+    if kind == "attention":
+        return compiler in ("cpembed", "Triton")
     kinds_with_tma = {"Triton, TMA": "gemm", "TileLang, TMA": "conv"}
     if compiler not in kinds_with_tma:
         return True
     return architecture != "sm_80" and kind == kinds_with_tma[compiler]
 
 
-def counted(kernel: CompiledKernel) -> Row:
-    """Return the entries of a row that follow from machine code."""
+def counted(kernel: CompiledKernel, *, usual: bool) -> Row:
+    """Return the entries of a row that follow from machine code.
+
+    ``usual`` is that of :func:`loop_counts`.
+    """
     text = listing(kernel.cubin)
     registers, spills = resources(kernel.cubin, text)
-    loop = loop_counts(text)
+    loop = loop_counts(text, usual=usual)
     return {
         "block": kernel.tile.name,
         "registers": registers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.driver.bench_pack import PackItem
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.errors import WorkloadError

@@ -35,10 +35,6 @@ class InMain:
 
     tensor: MainTensor
 
-    @property
-    def memory(self) -> str | None:
-        return None
-
 
 @dataclass(frozen=True)
 class InRows:

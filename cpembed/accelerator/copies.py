@@ -9,7 +9,6 @@ from cpembed.accelerator.addressing import InMain, Place
 from cpembed.accelerator.boxes import Box, loop_extents
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.buffers import Buffer, Buffers
-from cpembed.accelerator.executions import neutral_value
 from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import AddressingError, PlanningError, Step
 from cpembed.accelerator.program import MainTensor, Node
@@ -17,6 +16,7 @@ from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.tiling_grid import Key
 from cpembed.accelerator.transfers import CopyPlan, Names, Transfer, plan_copy
+from cpembed.ir.dtypes import neutral_element
 
 
 class Copies:
@@ -83,7 +83,9 @@ class Copies:
             None,
             self.buffers.place(buffer, base_rows),
             f"begin {key[0]} with the neutral element",
-            neutral_value(step.statement.computation.statement.reduction, buffer.spec.dtype),
+            neutral_element(
+                step.statement.computation.statement.reduction or "add", buffer.spec.dtype
+            ),
         )
         plan = plan_copy(
             self.template.machine,

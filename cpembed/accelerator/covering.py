@@ -20,7 +20,6 @@ import numpy as np
 from cpembed.accelerator.instruction_forms import InstructionForm, instruction_forms
 from cpembed.accelerator.lemmas import Rewriting, rewritten
 from cpembed.accelerator.matching import matches, written_forms
-from cpembed.accelerator.normal_form import value_range
 from cpembed.accelerator.specification import Array, Specification, Statement
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.computation import Assignment, AxisKind, Computation, Operand
@@ -32,10 +31,12 @@ from cpembed.ir.expression import (
     Constant,
     Expression,
     Operation,
+    replaced,
     walk,
     yields_float,
 )
 from cpembed.ir.index import IndexExpr
+from cpembed.ir.ranges import typed_range
 
 _DEEPEST = 24
 """Maximum number of instructions on a path from the result to a read."""
@@ -206,7 +207,7 @@ class _Covering:
                 return None
             earlier[part] = self._tensor(part, part_dtype), step
         reads = {part: self._read(part, name) for part, (name, _) in earlier.items()}
-        step = self._matched(_replaced(value, {**reads, **(constants or {})}), dtype)
+        step = self._matched(replaced(value, {**reads, **(constants or {})}.get), dtype)
         return None if step is None else replace(step, earlier=tuple(earlier.values()))
 
     def _in_place(self, value: Expression, dtype: str, depth: int) -> Iterator[_Step | None]:
@@ -233,7 +234,7 @@ class _Covering:
             reads: dict[Expression, Access] = {
                 part: self._read(part, name) for part, (name, _) in named
             }
-            step = self._matched(_replaced(addend, reads), dtype, op)
+            step = self._matched(replaced(addend, reads.get), dtype, op)
             if step is not None:
                 yield replace(step, earlier=tuple(earlier), goes_on=op)
 
@@ -262,7 +263,7 @@ class _Covering:
             return value.dtype
         if yields_float(value, self.dtypes):
             return "float32"
-        bounds = value_range(value, self.dtypes)
+        bounds = typed_range(value, self.dtypes)
         low, high = dtype_info("int32").integer_range
         return "int32" if bounds and low <= bounds[0] and bounds[1] <= high else None
 
@@ -372,17 +373,6 @@ class _Covering:
             outputs=(replace(original.output, dtype=step.dtype),),
             statements=(statement,),
         )
-
-
-def _replaced(value: Expression, reads: Mapping[Expression, Access]) -> Expression:
-    """Replace subexpressions by reads of the tensors that hold them."""
-    if value in reads:
-        return reads[value]
-    if isinstance(value, Cast):
-        return replace(value, arg=_replaced(value.arg, reads))
-    if isinstance(value, Operation):
-        return Operation(value.op, tuple(_replaced(arg, reads) for arg in value.args))
-    return value
 
 
 def _is_int32(value: Constant) -> bool:

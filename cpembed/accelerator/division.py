@@ -39,11 +39,6 @@ class HostPart:
     us: float | None
     after: int
 
-    @property
-    def text(self) -> str:
-        """The statements in one line."""
-        return "; ".join(str(s.computation) for s in self.specification.statements)
-
 
 @dataclass(frozen=True)
 class Division:

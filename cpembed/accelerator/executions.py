@@ -11,7 +11,6 @@ from cpembed.accelerator.problem import Step
 from cpembed.accelerator.program import Size
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
-from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 
@@ -161,13 +160,3 @@ def execution_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -
             bounds = (IndexExpr((), single.count), *bounds[1:])
         arguments[axis.name] = bounds
     return arguments
-
-
-def neutral_value(reduction: str | None, dtype: str) -> int | float:
-    """Return the value from which a reduction begins."""
-    if reduction not in ("max", "min"):
-        return 1 if reduction == "mul" else 0
-    if not is_integer(dtype):
-        return -math.inf if reduction == "max" else math.inf
-    low, high = dtype_info(dtype).integer_range
-    return low if reduction == "max" else high

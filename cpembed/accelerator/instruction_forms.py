@@ -21,7 +21,7 @@ from cpembed.hw.isa import (
     StrideSource,
 )
 from cpembed.ir.computation import Assignment, Computation, Operand
-from cpembed.ir.dtypes import dtype_info, is_integer
+from cpembed.ir.dtypes import dtype_info, is_integer, neutral_element
 from cpembed.ir.expression import (
     OPERATIONS,
     Access,
@@ -29,6 +29,7 @@ from cpembed.ir.expression import (
     Constant,
     Expression,
     Operation,
+    replaced,
     walk,
     yields_float,
 )
@@ -149,9 +150,7 @@ def _fixings(instruction: IsaInstruction, scalars: frozenset[str]) -> Iterator[l
 def _neutral(op: str, position: int, dtype: str) -> int | float | None:
     """Return the value with which an operand of a type leaves the other argument as it is."""
     if op in ("max", "min"):
-        if not is_integer(dtype):
-            return float("-inf" if op == "max" else "inf")
-        return dtype_info(dtype).integer_range[op == "min"]
+        return neutral_element(op, dtype)
     if op == "mul" or (op == "div" and position == 1):
         return 1 if is_integer(dtype) else 1.0
     return 0 if op == "add" or (op in ("sub", "shr") and position == 1) else None
@@ -198,33 +197,23 @@ def _fixed(
 def _with_value(computation: Computation, operand: str, value: int | float) -> Computation:
     """Replace a scalar operand by a number."""
 
-    def changed(node: Expression) -> Expression:
-        if isinstance(node, Access):
-            return Constant(value) if node.operand == operand else node
-        if isinstance(node, Cast):
-            return replace(node, arg=changed(node.arg))
-        if isinstance(node, Operation):
-            return Operation(node.op, tuple(map(changed, node.args)))
-        return node
+    def number(node: Expression) -> Expression | None:
+        return Constant(value) if isinstance(node, Access) and node.operand == operand else None
 
     statement = computation.statement
     inputs = tuple(o for o in computation.inputs if o.name != operand)
-    changed_statement = Assignment(statement.store, changed(statement.value), statement.reduction)
+    changed_statement = replace(statement, value=replaced(statement.value, number))
     return replace(computation, inputs=inputs, statements=(changed_statement,))
 
 
 def _without_dimensions(computation: Computation, operand: str, dropped: list[int]) -> Computation:
     """Leave dimensions of an operand out."""
 
-    def changed(node: Expression) -> Expression:
-        if isinstance(node, Access) and node.operand == operand:
-            index = tuple(i for place, i in enumerate(node.index) if place not in dropped)
-            return replace(node, index=index)
-        if isinstance(node, Cast):
-            return replace(node, arg=changed(node.arg))
-        if isinstance(node, Operation):
-            return Operation(node.op, tuple(map(changed, node.args)))
-        return node
+    def changed(node: Expression) -> Expression | None:
+        if not isinstance(node, Access) or node.operand != operand:
+            return None
+        index = tuple(i for place, i in enumerate(node.index) if place not in dropped)
+        return replace(node, index=index)
 
     statement = computation.statement
     inputs = tuple(
@@ -233,7 +222,7 @@ def _without_dimensions(computation: Computation, operand: str, dropped: list[in
         else o
         for o in computation.inputs
     )
-    changed_statement = Assignment(statement.store, changed(statement.value), statement.reduction)
+    changed_statement = replace(statement, value=replaced(statement.value, changed))
     return replace(computation, inputs=inputs, statements=(changed_statement,))
 
 

@@ -56,11 +56,6 @@ class OperatorPlan:
         return self.cost.cycles
 
     @property
-    def is_proven(self) -> bool:
-        """True if the estimate meets the bound of every program with these matches."""
-        return self.cost.cycles <= self.cycles_bound * (1 + 1e-9)
-
-    @property
     def capacity_bytes(self) -> int:
         """Bytes of the rows that its buffers need."""
         memories = self.machine.memories
@@ -80,11 +75,6 @@ class OperatorPlan:
         """Return the amount of the objective, and the cycles."""
         moved = self.cost.main_bytes if self.problem.objective == "bytes" else 0
         return moved, self.cycles
-
-    @property
-    def gap(self) -> float:
-        """Cycles over their bound, minus 1."""
-        return self.cost.cycles / self.cycles_bound - 1 if self.cycles_bound else 0.0
 
     def program(self, base_rows: Mapping[str, int] | None = None) -> Program:
         """Return the program, with the buffers in each memory from a row on (0 by default)."""

@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
-from cpembed.accelerator.normal_form import value_range
 from cpembed.accelerator.specification import Statement
 from cpembed.accelerator.structures import Structure
 from cpembed.embedding.embedding import Digit
@@ -21,6 +20,7 @@ from cpembed.hw.isa import IsaInstruction
 from cpembed.ir.accesses import is_neutral
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import dtype_info, is_integer
+from cpembed.ir.ranges import typed_range
 
 
 def digit_choices(
@@ -150,7 +150,7 @@ def sum_conditions(statement: Statement, instruction: IsaInstruction) -> tuple[s
         return ()
     dtypes = {operand.name: operand.dtype for operand in computation.operands}
     output = computation.output.dtype
-    bounds = value_range(computation.statement.value, dtypes)
+    bounds = typed_range(computation.statement.value, dtypes)
     if not is_integer(output) or bounds is None:
         return ()
     reduced = [axis.extent for axis in computation.axes if axis.kind is AxisKind.REDUCTION]

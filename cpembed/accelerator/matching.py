@@ -148,13 +148,6 @@ class Matching:
         reason = f"the nearest is {nearest.instruction}, but {nearest.reason}"
         return f"{text}; {reason}: {remedy}"
 
-    @property
-    def coverage(self) -> str:
-        """One line about what was searched."""
-        ended = "complete" if self.complete else "stopped by the time limit"
-        beyond = f"; the last {self.left_out} left out" if self.left_out else ""
-        return f"{len(self.matches)} matches, search {ended}{beyond}"
-
 
 def matches(statement: Statement, machine: InstructionSet) -> tuple[Match, ...]:
     """Return the matches of :func:`match_statement`, in its order."""

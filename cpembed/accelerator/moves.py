@@ -76,11 +76,6 @@ class Move:
         return not self.form.values and self.source_dtype == self.target_dtype
 
     @property
-    def dimensions(self) -> int:
-        """Number of dimensions that one execution copies."""
-        return len(self.instruction.axes)
-
-    @property
     def cycles_per_element(self) -> float:
         """Cycles of an execution of the largest size, for each element that it writes."""
         instruction = self.instruction

@@ -8,7 +8,7 @@ An instruction and a statement may compute the same values in other words: ``int
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -24,8 +24,7 @@ from cpembed.ir.expression import (
     walk,
     yields_float,
 )
-
-Range = tuple[float, float]
+from cpembed.ir.ranges import Range, typed_range
 
 _EXACT_FLOAT32 = 2**24
 """Magnitude up to which float32 holds every integer."""
@@ -43,84 +42,8 @@ class Clamps(StrEnum):
     """``int8(max(x, 0) * 0.5)``."""
 
 
-def value_range(expression: Expression, dtypes: Mapping[str, str]) -> Range | None:
-    """Return bounds of an integer expression's value; None for floats.
-
-    >>> from cpembed.ir.grammar import parse_body
-    >>> value = parse_body("C[x] = A[x] * A[x] + 1").statements[0].value
-    >>> value_range(value, {"A": "int8"})
-    (-16255, 16385)
-
-    Parameters
-    ----------
-    expression : Expression
-    dtypes : mapping of str to str
-        Element type of each operand.
-    """
-    match expression:
-        case Access():
-            dtype = dtypes[expression.operand]
-            return dtype_info(dtype).integer_range if is_integer(dtype) else None
-        case Constant(value):
-            return (value, value) if isinstance(value, int) else None
-        case Cast(dtype, arg):
-            if not is_integer(dtype):
-                return None
-            limits, inner = dtype_info(dtype).integer_range, value_range(arg, dtypes)
-            return inner if inner is not None and _within(inner, limits) else limits
-        case Operation(op, args):
-            parts = [value_range(arg, dtypes) for arg in args]
-            bounds = _BOUNDS.get(op)
-            if bounds is None or any(part is None for part in parts):
-                return None
-            return bounds(*[part for part in parts if part is not None])
-
-
 def _within(inner: Range, outer: Range) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
-
-
-def _products(a: Range, b: Range) -> Range:
-    products = [x * y for x in a for y in b]
-    return min(products), max(products)
-
-
-def _shifted(a: Range, b: Range) -> Range:
-    # Shifts outside of 0 to 63 are not defined.
-    shifts = [int(min(max(shift, 0), 63)) for shift in b]
-    values = [int(x) >> shift for x in a for shift in shifts]
-    return min(values), max(values)
-
-
-def _sums(a: Range, b: Range) -> Range:
-    return a[0] + b[0], a[1] + b[1]
-
-
-def _differences(a: Range, b: Range) -> Range:
-    return a[0] - b[1], a[1] - b[0]
-
-
-def _maxima(a: Range, b: Range) -> Range:
-    return max(a[0], b[0]), max(a[1], b[1])
-
-
-def _minima(a: Range, b: Range) -> Range:
-    return min(a[0], b[0]), min(a[1], b[1])
-
-
-def _negated(a: Range) -> Range:
-    return -a[1], -a[0]
-
-
-def _magnitudes(a: Range) -> Range:
-    return max(a[0], -a[1], 0), max(-a[0], a[1])
-
-
-_BOUNDS: Mapping[str, Callable[..., Range]] = {
-    "add": _sums, "sub": _differences, "mul": _products, "max": _maxima, "min": _minima,
-    "neg": _negated, "abs": _magnitudes, "shr": _shifted,
-}  # fmt: skip
-"""Bounds of each operation on integers from those of its arguments."""
 
 
 def normal_computation(computation: Computation, clamps: Clamps) -> Computation:
@@ -302,7 +225,7 @@ class _Normal:
                 return Operation(op, (value, Constant(bound)))
 
     def _range(self, node: Expression) -> Range | None:
-        return value_range(node, self.dtypes)
+        return typed_range(node, self.dtypes)
 
     def _is_float(self, node: Expression) -> bool:
         return yields_float(node, self.dtypes)

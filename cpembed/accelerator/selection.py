@@ -131,11 +131,6 @@ class Selection:
     bound: float
     is_proven: bool
 
-    @property
-    def gap(self) -> float:
-        """Fraction by which the cost may exceed the least one."""
-        return 0.0 if self.is_proven or not self.cost else 1 - self.bound / self.cost
-
 
 def select(problem: SelectionProblem, work: float = 30.0) -> Selection | None:
     """Return the selection of least cost.

@@ -37,12 +37,13 @@ def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
         raise click.UsageError(
             "--measure does one task at a time: leave --slots out", click.get_current_context()
         )
-    from cpembed.runtime.cluster.member import Joining, cores, join
+    from cpembed.host import core_count
+    from cpembed.runtime.cluster.member import Joining, join
 
     joining = Joining(
         # Nothing else may run beside a measurement.
         address,
-        slots or (1 if measure else cores()),
+        slots or (1 if measure else core_count()),
         measure,
         worker_options.certificates(),
     )

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
-from cpembed.codegen.epilogue import RESIDUAL, Epilogue, Placement
+from cpembed.codegen.epilogue import RESIDUAL, Epilogue
 from cpembed.codegen.packing import Direction, packing_source
+from cpembed.codegen.placement import Placement
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.program_nest import in_order, vector_operand
 from cpembed.errors import WorkloadError

@@ -12,20 +12,17 @@ activation that is no ReLU. Their text is in
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from cpembed.codegen.placement import Placement
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
-from cpembed.ir.index import row_major_strides
-from cpembed.ir.scalars import Input, Scalar, converted, evaluate_scalar, input_numbers
+from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype, saturated_range
+from cpembed.ir.scalars import Scalar, converted, evaluate_scalar, input_numbers
 
 SCALE, BIAS, RESIDUAL = "@scale", "@bias", "@residual"
 """Names of the vectors and the residual among a kernel's inputs; no operand is called so, since the
@@ -43,122 +40,6 @@ RESULT_TYPES = ("int32", "float32", "bfloat16", "int8", "uint8", "float16")
 """Output types of kernels."""
 PROCESSOR_RESULT_TYPES = RESULT_TYPES[:-1]
 """Output types of kernels on CPUs: there is no float16."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Place of an output or a residual in a buffer that holds more than its elements.
-
-    ``strides`` are the distances in the buffer from one index of each original dimension to the
-    next, ``offset`` is the position of the first element and ``elements`` the size of the buffer.
-
-    >>> Placement.inside((4, 4, 8), (1, 1, 0), (2, 2, 8))
-    Placement(strides=(32, 8, 1), offset=40, elements=128)
-    """
-
-    strides: tuple[int, ...]
-    offset: int
-    elements: int
-
-    @classmethod
-    def inside(cls, outer: Sequence[int], before: Sequence[int], shape: Sequence[int]) -> Placement:
-        """Return the place of a box of a row-major buffer.
-
-        Parameters
-        ----------
-        outer, shape : sequence of int
-            Shapes of the buffer and of the box.
-        before : sequence of int
-            Elements of the buffer before the box, by dimension.
-        """
-        if any(b + s > o for o, b, s in zip(outer, before, shape, strict=True)):
-            raise ValueError(f"a box of {list(shape)} at {list(before)} of {list(outer)}")
-        strides = row_major_strides(outer)
-        offset = sum(b * stride for b, stride in zip(before, strides, strict=True))
-        return cls(strides, offset, math.prod(outer))
-
-    def view(self, buffer: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
-        """Return the elements as a view of a flat buffer."""
-        strides = [stride * buffer.itemsize for stride in self.strides]
-        return as_strided(buffer[self.offset :], tuple(shape), strides)
-
-    def placed(self, array: NDArray[Any], fill: int = 0) -> NDArray[Any]:
-        """Return a flat buffer with an array's elements in their places, and ``fill`` elsewhere."""
-        buffer = np.full(self.elements, fill, array.dtype)
-        self.view(buffer, array.shape)[...] = array
-        return buffer
-
-
-@dataclass(frozen=True)
-class EpilogueRequest:
-    """Epilogue that a command requests; None and False leave the choice to the target."""
-
-    output: str | None = None
-    shift: int | None = None
-    bias: bool = False
-    scale: bool = False
-    relu: bool = False
-    chain: Scalar | None = None
-    """Expression of a :class:`Chain` without vectors; input 1 is a residual of the output type."""
-    second: SecondResult | None = None
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """Names of the steps between the sums and the conversion."""
-        steps = {
-            "relu": self.relu,
-            "a bias": self.bias,
-            "a scale": self.scale,
-            "a chain": self.chain is not None,
-            "a second output": self.second is not None,
-        }
-        return tuple(name for name, enabled in steps.items() if enabled)
-
-    @property
-    def _chain(self) -> Chain | None:
-        # A second output has the inputs of a chain, so without one the first is the identity.
-        if self.chain is None and self.second is not None and RESIDUAL_INPUT in self._inputs:
-            return Chain(Input(0))
-        return None if self.chain is None else Chain(self.chain)
-
-    @property
-    def _inputs(self) -> set[int]:
-        """Numbers of the inputs that the expressions read."""
-        expressions = [self.chain, None if self.second is None else self.second.expression]
-        return {number for e in expressions if e is not None for number in input_numbers(e)}
-
-    def require_one_output(self, target: str) -> None:
-        """Raise :class:`WorkloadError` for a second output."""
-        if self.second is not None:
-            raise WorkloadError(f"{target} stores one output: leave the second one out")
-
-    def epilogue(self, target: str, sums: str) -> Epilogue | None:
-        """Return the epilogue, or None if the sums are stored as they are.
-
-        Raises
-        ------
-        WorkloadError
-            The steps exclude each other.
-        """
-        if self.shift is not None and not is_integer(sums):
-            raise WorkloadError(f"a shift is of integers, and {target} sums {sums}: leave it out")
-        if self.output is None and self.shift is None and not self.steps:
-            return None
-        chain = self._chain
-        # A shift is how fixed-point inference returns to bytes; chains are computed in floats.
-        default = sums if self.shift is None else "int8"
-        default = "float32" if chain is not None and is_integer(default) else default
-        output = self.output or default
-        return Epilogue(
-            output,
-            self.scale,
-            self.bias,
-            relu=self.relu,
-            shift=self.shift or 0,
-            residual=Residual(output) if RESIDUAL_INPUT in self._inputs else None,
-            chain=chain,
-            second=self.second,
-        )
 
 
 @dataclass(frozen=True)
@@ -570,20 +451,6 @@ class Epilogue:
         rounded = np.rint(exact.astype(np.float32))
         rounded = np.where(np.isnan(rounded), np.float32(high), rounded)
         return np.clip(rounded, low, high) + residual.stored_zero_point
-
-
-def saturated_range(dtype: str) -> tuple[float, float]:
-    """Return the smallest and the largest float32 that an integer type represents.
-
-    >>> saturated_range("int32")
-    (-2147483648.0, 2147483520.0)
-    """
-    low, high = dtype_info(dtype).integer_range
-    largest = np.float32(high)
-    # In numpy's comparison, the integer would be rounded as well.
-    if float(largest) > high:
-        largest = np.nextafter(largest, np.float32(0))
-    return float(low), float(largest)
 
 
 def channel_axes(workload: Computation) -> tuple[str, ...]:

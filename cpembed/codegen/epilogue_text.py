@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cpembed.codegen.epilogue import BYTES, Epilogue, saturated_range
+from cpembed.codegen.epilogue import BYTES, Epilogue
 from cpembed.codegen.plan import bfloat16_bits
 from cpembed.codegen.values import literal
 from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import saturated_range
 
 # The last bit of a float32 between 2^23 and 2^24 counts 1, so that adding this number rounds to an
 # integer, to nearest even; the lower bits of the sum are the integer in two's complement.

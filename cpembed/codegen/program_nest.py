@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cpembed.codegen.epilogue import Epilogue, Placement, channel_axes
+from cpembed.codegen.epilogue import Epilogue, channel_axes
 from cpembed.codegen.nest import KernelOperand, Nest, TileLoop
+from cpembed.codegen.placement import Placement
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.expression import Access, Operation

@@ -30,6 +30,7 @@ from cpembed.codegen.host_cpu import (
 from cpembed.codegen.plan import KernelPlan, storage_dtype
 from cpembed.codegen.script_reader import read_function, read_script
 from cpembed.errors import LoweringError
+from cpembed.host import core_count
 from cpembed.steps import step
 
 _THREADS_VARIABLE = "TVM_NUM_THREADS"
@@ -47,7 +48,7 @@ def thread_count() -> int:
     value = os.environ.get(_THREADS_VARIABLE, "")
     if value.isdecimal() and int(value) > 0:
         return int(value)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return core_count()
 
 
 _STORAGE_REWRITE = "tirx.disable_storage_rewrite"

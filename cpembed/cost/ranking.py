@@ -190,11 +190,6 @@ class RankedCandidate:
         """Id of the embedding, with the names of the operands that stay in place."""
         return self.candidate.identifier
 
-    @property
-    def variant(self) -> str:
-        """Name of the variant; empty if a search found the embedding."""
-        return self.candidate.variant
-
 
 @dataclass(frozen=True)
 class Ranking:

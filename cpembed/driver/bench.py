@@ -309,8 +309,8 @@ def open_bench(
         If this machine cannot run ``native`` kernels or a baseline.
     """
     options = merged(BenchOptions, options, keywords)
-    constraints, baselines, method = options.constraints, options.baselines, options.method
-    backend, execute, output = options.backend, options.execute, options.output
+    constraints, baselines = options.constraints, options.baselines
+    backend, execute = options.backend, options.execute
     spec = hardware_spec(target, machine=options.machine)
     named_layers = named_suite(suite_name, spec, options.shapes)
     layers = select_layers(named_layers, options.layers)
@@ -327,26 +327,12 @@ def open_bench(
         )
     epilogue = None
     storing = options.storing
-    if output is not None or storing.steps:
+    if options.output is not None or storing.steps:
         check_output_applies(spec, execute, backend, missing)
         epilogue = storing.epilogue(spec.name, default_dtypes(spec)[-1])
     if baselines:
         check_comparable(spec, execute, backend, missing)
-        if method != "implicit":
-            raise WorkloadError(
-                f"a baseline is compared with kernels of the implicit method, not with {method}: "
-                "leave one of them out"
-            )
-        if any(isinstance(layer, ComputedLayer) for layer in layers):
-            raise WorkloadError(
-                f"{named_layers.name} has layers that no operator's sizes make, which no library "
-                "is called with: leave the baseline out"
-            )
-        if epilogue is not None and output is None:
-            raise WorkloadError(
-                "what a baseline stores after these steps has to be said: add --output (output=), "
-                f"one of {', '.join(RESULT_TYPES)}"
-            )
+        _check_baselines(named_layers.name, layers, options, has_steps=epilogue is not None)
     named = constraints or spec.constraints or DEFAULT_CONSTRAINTS
     maker = RowMaker(
         spec=spec,
@@ -360,7 +346,7 @@ def open_bench(
         untuned=options.untuned,
         epilogue=epilogue,
         baselines=open_baselines(baselines, spec, epilogue),
-        method=method,
+        method=options.method,
     )
     names = (named_layers.name, spec.name, maker.constraints.name)
     key, flaw = _key(named_layers, maker), _row_flaw(named_layers.layers)
@@ -376,6 +362,27 @@ def open_bench(
         rows=rows,
         reused=len(rows),
     )
+
+
+def _check_baselines(
+    suite_name: str, layers: Sequence[Layer], options: BenchOptions, *, has_steps: bool
+) -> None:
+    """Raise :class:`WorkloadError` for layers or options with which no library is compared."""
+    if options.method != "implicit":
+        raise WorkloadError(
+            "a baseline is compared with kernels of the implicit method, not with "
+            f"{options.method}: leave one of them out"
+        )
+    if any(isinstance(layer, ComputedLayer) for layer in layers):
+        raise WorkloadError(
+            f"{suite_name} has layers that no operator's sizes make, which no library is called "
+            "with: leave the baseline out"
+        )
+    if has_steps and options.output is None:
+        raise WorkloadError(
+            "what a baseline stores after these steps has to be said: add --output (output=), "
+            f"one of {', '.join(RESULT_TYPES)}"
+        )
 
 
 def select_layers(named: NamedSuite, text: str | None) -> tuple[Layer, ...]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from cpembed.codegen.epilogue import Epilogue, EpilogueRequest
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.driver.bench_baselines import BaselineRow, baseline_row
 from cpembed.driver.bench_layers import layer_workload
 from cpembed.driver.bench_rows import (

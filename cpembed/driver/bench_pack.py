@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.bench import select_layers
 from cpembed.driver.bench_layers import named_suite

@@ -14,7 +14,7 @@ import numpy as np
 from cpembed.codegen.epilogue import RESIDUAL_INPUT, SecondResult
 from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
-from cpembed.ir.scalars import Input, Number, Scalar
+from cpembed.ir.scalars import Input, Number, Scalar, apply
 
 MAX_LENGTH = 1000
 """Maximum number of characters of an expression."""
@@ -42,7 +42,7 @@ def _relu6(x: Scalar) -> Scalar:
 
 
 def _clip(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
-    return e.apply("min", e.apply("max", x, low), high)
+    return apply("min", apply("max", x, low), high)
 
 
 FUNCTIONS: Mapping[str, tuple[int, Callable[..., Scalar]]] = {
@@ -97,13 +97,13 @@ def _scalar(node: ast.expr, text: str) -> Scalar:
         return INPUTS[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         operand = _scalar(node.operand, text)
-        return Number(-operand.value) if isinstance(operand, Number) else e.apply("neg", operand)
+        return Number(-operand.value) if isinstance(operand, Number) else apply("neg", operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         operands = (_scalar(operand, text) for operand in (node.left, node.right))
-        return e.apply(_BINARY[type(node.op)], *operands)
+        return apply(_BINARY[type(node.op)], *operands)
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
         operands = (_scalar(operand, text) for operand in (node.left, node.comparators[0]))
-        return e.apply(_COMPARISONS[type(node.ops[0])], *operands)
+        return apply(_COMPARISONS[type(node.ops[0])], *operands)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         return _called(node.func.id, [_scalar(argument, text) for argument in node.args])
     part = ast.get_source_segment(text.strip(), node) or text

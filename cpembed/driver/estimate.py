@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.blocks import Displayed
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.cost.machine.estimate import Estimate, machine_of
 from cpembed.cost.machine.nest import execution_nest
 from cpembed.cost.ranking import RankedCandidate

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.blocks import Displayed
-from cpembed.codegen.epilogue import Epilogue, Placement
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.placement import Placement
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import RunOptions
 from cpembed.driver.pipeline import choose

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from cpembed.codegen.epilogue import EpilogueRequest
+    from cpembed.codegen.epilogue_request import EpilogueRequest
     from cpembed.embedding.constraint_set import ConstraintSet, Weights
 
 DEFAULT_CONSTRAINTS = "in_place_padded"
@@ -251,7 +251,7 @@ class KernelOptions(CandidateOptions):
     @property
     def storing(self) -> EpilogueRequest:
         """Output of the kernel, before a target gives it a form of its own."""
-        from cpembed.codegen.epilogue import EpilogueRequest
+        from cpembed.codegen.epilogue_request import EpilogueRequest
         from cpembed.driver.epilogue_language import parse_expression, parse_second
 
         return EpilogueRequest(
@@ -293,8 +293,9 @@ class RunOptions(KernelOptions):
     )
     save: Path | None = option(
         None,
-        "Save what ran: a folder with a kernel's assembly and layouts, or a simulated program with "
-        "its inputs, a directory, or a zip if the name ends in .zip.",
+        "Save what ran: a folder with a kernel's assembly and layouts, or on Tensor Cores with "
+        "kernels that check themselves; of a simulated target a program with its inputs, a "
+        "directory, or a zip if the name ends in .zip.",
         metavar="PROGRAM",
     )
 

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.cost.machine.estimate import Estimate
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -35,29 +34,32 @@ from cpembed.driver.pipeline import choose, of_several_statements
 from cpembed.driver.plan import AnyTarget, Request, Selection
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.driver.solve import Progress, solve
-from cpembed.errors import BackendUnavailable, CrashError, LoweringError, WorkloadError
+from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.provenance import Provenance
 from cpembed.runtime import worker
-from cpembed.runtime.cluster import Task as WorkerTask
 from cpembed.runtime.cluster import Workers
 from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.runtime.tuning.database import Trial, tuning_folder
 from cpembed.runtime.tuning.records import WIDEST
 from cpembed.runtime.tuning.session import (
     SEARCH_SHARE,
-    BatchMeasurement,
     CandidatePool,
     Task,
     Tuning,
 )
-from cpembed.runtime.tuning.space import Design, Proposal, distinct
+from cpembed.runtime.tuning.space import Design, distinct
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.capabilities import require_candidate, with_variants
 from cpembed.targets.choice import Choice, choices
 from cpembed.targets.registry import missing_for, open_target
-from cpembed.targets.tuner import require_tuner, why_untunable
+from cpembed.targets.tuner import (
+    measured_by,
+    measures,
+    require_tuner,
+    trials_by_workers,
+    why_untunable,
+)
 
 OnTrial = Callable[[int, Trial, Trial], None]
 """Called with the number of a trial, from 1, the trial, and the best trial so far."""
@@ -339,13 +341,8 @@ def open_tuning(
     machine = open_target(spec)
     _check_options(machine, options.output, objective)
     limit = None if timeout is None else timeout * SEARCH_SHARE
-    kernel = KernelOptions(
-        constraints=constraints,
-        timeout=limit,
-        seed=options.seed,
-        output=options.output,
-        untuned=True,
-    )
+    common: dict[str, Any] = {"timeout": limit, "seed": options.seed}
+    kernel = KernelOptions(constraints=constraints, output=options.output, untuned=True, **common)
     storing = kernel.storing
     request = Request(workload, spec, kernel, progress=progress)
     if len(workload.statements) > 1:
@@ -361,12 +358,8 @@ def open_tuning(
             # Checked again: an alternative may be another kind of target, with other options.
             require_tunable(spec)
             _check_options(machine, options.output, objective)
-    search = SolveOptions(
-        constraints=constraints or WIDEST,
-        top=max(options.candidates, CONSIDERED),
-        timeout=limit,
-        seed=options.seed,
-    )
+    top = max(options.candidates, CONSIDERED)
+    search = SolveOptions(constraints=constraints or WIDEST, top=top, **common)
     wide = solve(workload, spec, search, progress=progress)
     if isinstance(usual, SolveResult) and not wide.embeddings:
         return usual
@@ -378,12 +371,8 @@ def open_tuning(
         tuner = tuner.minimising(objective)
         machine = tuner.target
     epilogue = machine.epilogue(workload, storing)
-    # No candidate runs untuned: select one as a run would, for the trials to be compared with.
     if not first and machine.policy.compares_always:
-        with suppress(LoweringError):
-            likely = (machine.policy.shortlist or tuple)(wide.embeddings)
-            forms = with_variants(machine, likely, fuses=constraints is None)
-            first = choices(machine, forms, epilogue)
+        first = _likely_choices(machine, wide.embeddings, epilogue, fuses=constraints is None)
     field = _field(
         machine, first, wide.embeddings[: options.candidates], epilogue, constraints is None
     )
@@ -405,6 +394,17 @@ def open_tuning(
         call = measured_by(executing)
     tuning = tuner.open(task, field, epilogue, folder, call)
     return OpenTuning(machine, tuning, epilogue, executing)
+
+
+def _likely_choices(
+    target: AnyTarget, embeddings: tuple[RankedCandidate, ...], epilogue: Any, *, fuses: bool
+) -> Sequence[Choice]:
+    """Choose as a run would, where none ran: trials are compared with the first one."""
+    try:
+        likely = (target.policy.shortlist or tuple)(embeddings)
+        return choices(target, with_variants(target, likely, fuses=fuses), epilogue)
+    except LoweringError:
+        return ()
 
 
 def _field(
@@ -487,61 +487,3 @@ def _check_options(target: AnyTarget, output: str | None, objective: str | None)
             f"an output form is for targets that are tuned for what they store, not for {name}: "
             "leave it out"
         )
-
-
-def measures(target: AnyTarget) -> bool:
-    """True if trials are times of the machine that makes them."""
-    return require_tuner(target).provenance is Provenance.MEASURED
-
-
-def trials_by_workers(
-    workers: Workers, target: AnyTarget, epilogue: Any, stop: Callable[[], bool]
-) -> BatchMeasurement[Any, Any]:
-    """Return a function that makes the trials of several proposals at a time.
-
-    Parameters
-    ----------
-    workers : Workers
-        Processes that make the trials.
-    target : Target
-        Target that is tuned.
-    epilogue : Any
-        Epilogue of the kernels, in the target's own form.
-    stop : callable
-        Asked before each trial; no trial is started after it has returned True.
-
-    Returns
-    -------
-    callable
-        Yields each proposal with its trial, in order of completion; a proposal that has no program,
-        or whose process crashes, gets a trial with the reason.
-    """
-    tuner = require_tuner(target)
-
-    def make_trials(proposals: Sequence[Proposal[Any]]) -> Iterator[tuple[Proposal[Any], Any]]:
-        by_key = {proposal.key: proposal for proposal in proposals}
-        tasks = (
-            WorkerTask(key, *tuner.trial_call(proposal, epilogue), "trying a schedule")
-            for key, proposal in by_key.items()
-        )
-        for outcome in workers.outcomes(takewhile(lambda _: not stop(), tasks)):
-            proposal, error = by_key[outcome.task.key], outcome.error
-            if error is not None and not isinstance(error, LoweringError | CrashError):
-                raise error
-            reason = None if error is None else str(error)
-            yield proposal, tuner.trial_of(proposal, outcome.result, reason)
-
-    return make_trials
-
-
-def measured_by(workers: Workers) -> Callable[..., Any]:
-    """Return a function that calls another one on a worker that may time kernels, and waits."""
-
-    def call(function: Callable[..., Any], *arguments: Any) -> Any:
-        task = WorkerTask(
-            function.__name__, function, arguments, "measuring a schedule", measures=True
-        )
-        ((_, result),) = workers.results([task])
-        return result
-
-    return call

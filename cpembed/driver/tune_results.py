@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.driver.bench_pack import measured
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.errors import CpembedError, WorkloadError

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,12 +81,6 @@ class Embedding:
             )
             for axis, digits in self.digits.items()
         }
-
-    def tile(self, axis: str) -> int:
-        """Return the number of points of a workload axis that one execution covers."""
-        return math.prod(
-            digit.count for digits in self.digits.values() for digit in digits if digit.axis == axis
-        )
 
     def offset(self, axis: str) -> IndexExpr:
         """Return the coordinate on a workload axis, from the origin, over the instruction axes."""

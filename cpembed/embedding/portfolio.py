@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +36,7 @@ from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.result import Formulation, OrderEffort, SearchEffort, SearchResult, Seconds
 from cpembed.embedding.scalar_model import ScalarModel
 from cpembed.errors import InvariantError
+from cpembed.host import core_count
 from cpembed.ir.computation import AxisKind
 from cpembed.time_limit import OutOfTime, check_time, within
 
@@ -308,7 +308,7 @@ def solve_portfolio(
     """
     if not orders:
         raise ValueError("a portfolio needs at least one decision order")
-    search = _Portfolio(problem, constraints, limits, presolve, workers or _cores(), report)
+    search = _Portfolio(problem, constraints, limits, presolve, workers or core_count(), report)
     raced = tuple(orders)
     everything = limits.solutions is None
     if first is not None:
@@ -331,13 +331,6 @@ def solve_portfolio(
         if won is not None or search.over:
             return search.result(won)
         work *= _WORK_GROWTH
-
-
-def _cores() -> int:
-    # The process may be confined to some of the cores.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class _Portfolio:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cpembed.codegen.epilogue import BIAS, BYTES, SCALE, Epilogue, channel_axes, saturated_range
+from cpembed.codegen.epilogue import BIAS, BYTES, SCALE, Epilogue, channel_axes
 from cpembed.codegen.plan import storage_dtype
 from cpembed.export.program import CALLER_ROLES, Program, Role, vector_name
 from cpembed.export.sized import SizedProgram
 from cpembed.export.texts import CALLER_NAMES, NATIVE, documents
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.dtypes import is_integer
+from cpembed.ir.dtypes import is_integer, saturated_range
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
 

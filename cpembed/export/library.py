@@ -25,7 +25,7 @@ from cpembed.export.layout import Blob, LibraryLayout, blob_of
 from cpembed.export.program import Call, Program, Role
 from cpembed.export.sized import SizedProgram
 from cpembed.export.texts import NATIVE, about_json, header, tables
-from cpembed.host_compiler import compiler_command
+from cpembed.host import compiler_command
 from cpembed.runtime import worker
 from cpembed.steps import step
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.frontends.composites import Composites
-from cpembed.frontends.expressions import X, Y, add, apply, div, equal, mul, where
+from cpembed.frontends.expressions import X, Y, add, div, equal, mul, where
 from cpembed.graph.kinds import Elementwise, Reduce, Softmax
+from cpembed.ir.scalars import apply
 
 _LARGEST_MASK = 1 << 26
 """Maximum number of elements of a causal mask, which is a constant."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.emitter import Emitter
-from cpembed.frontends.expressions import X, Y, Z, add, apply, less, mul, sub, where
+from cpembed.frontends.expressions import X, Y, Z, add, less, mul, sub, where
 from cpembed.frontends.products import (
     Form,
     Window,
@@ -22,6 +22,7 @@ from cpembed.frontends.products import (
 )
 from cpembed.graph.kinds import LayerNorm, Pad, Reduce, Scan, Slice
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.scalars import apply
 
 
 class Composites(Emitter):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from cpembed.graph.kinds import Apply, Input, Number, Scalar
+from cpembed.graph.kinds import Input, Scalar
+from cpembed.ir.scalars import apply
 
 X, Y, Z = Input(0), Input(1), Input(2)
 """The first inputs of an operator."""
@@ -22,16 +23,6 @@ PLAIN = (
 
 SELU_ALPHA, SELU_GAMMA = 1.6732632423543772, 1.0507009873554805
 """Klambauer et al. 2017, "Self-normalizing neural networks"."""
-
-
-def number(value: Scalar | float | int) -> Scalar:
-    """Wrap a number of Python; return an expression unchanged."""
-    return Number(value) if isinstance(value, float | int) else value
-
-
-def apply(operation: str, *arguments: Scalar | float | int) -> Scalar:
-    """Apply a named operation to expressions and numbers."""
-    return Apply(operation, tuple(number(argument) for argument in arguments))
 
 
 def function(operation: str) -> Callable[..., Scalar]:

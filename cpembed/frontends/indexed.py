@@ -14,11 +14,12 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.emitter import Emitter, is_float, numbers_beside
-from cpembed.frontends.expressions import X, Y, Z, add, apply, differ, less, mul, sub, where
+from cpembed.frontends.expressions import X, Y, Z, add, differ, less, mul, sub, where
 from cpembed.frontends.products import Window
 from cpembed.graph.kinds import Input, Pad, Reduce, Scatter, Slice, Sort
 from cpembed.graph.kinds.base import Array
 from cpembed.ir.index import row_major_strides
+from cpembed.ir.scalars import apply
 
 
 def sorted_along(

@@ -13,9 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from cpembed.frontends.emitter import Emitter
-from cpembed.frontends.expressions import X, Y, add, apply, less, mul, sub, where
+from cpembed.frontends.expressions import X, Y, add, less, mul, sub, where
 from cpembed.graph.kinds import Bitcast, Scalar, Table
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.scalars import apply
 
 INTEGERS: Mapping[str, tuple[str, int]] = {
     "int4": ("int8", 4),

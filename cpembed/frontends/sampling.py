@@ -16,21 +16,10 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.composites import Composites
-from cpembed.frontends.expressions import (
-    X,
-    Y,
-    Z,
-    add,
-    apply,
-    clip,
-    div,
-    function,
-    mul,
-    sub,
-    where,
-)
+from cpembed.frontends.expressions import X, Y, Z, add, clip, div, function, mul, sub, where
 from cpembed.graph.kinds import Gather, Input, Reduce, Scalar
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.scalars import apply
 
 CUBIC = -0.75
 """Coefficient of the cubic by which PyTorch and ONNX sample."""

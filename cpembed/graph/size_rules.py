@@ -19,9 +19,9 @@ from cpembed.graph.kinds import Input
 from cpembed.graph.kinds.base import Kind, axis_of
 from cpembed.graph.loop import Loop
 from cpembed.graph.size_relation import Axes, Comparison, Factor, Rule, SizeObstacle, require_same
-from cpembed.graph.special_size_rules import SPECIAL_RULES, largest, least, loop_rule
+from cpembed.graph.special_size_rules import SPECIAL_RULES, loop_rule
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.dtypes import is_integer
+from cpembed.ir.dtypes import is_integer, neutral_element
 
 
 def compare(state: Comparison, before: Operator, after: Operator) -> None:
@@ -284,14 +284,10 @@ def _reduce(state: Comparison, before: Operator, after: Operator) -> Axes:
     reduced = {axis_of(axis, len(axes)) for axis in kind.axes}
     varying = [f for axis in sorted(reduced) for f in axes[axis] if f.varies]
     if varying:
-        neutral = {
-            "sum": 0, "mean": 0, "prod": 1, "max": least(dtype), "argmax": least(dtype),
-            "min": largest(dtype), "argmin": largest(dtype),
-        }  # fmt: skip
         if dtype == "bool" or (kind.operation == "mean" and is_integer(dtype)):
             raise SizeObstacle("combines integers along a dimension whose size is open")
         for factor in varying:
-            state.mask(0, factor, neutral[kind.operation])
+            state.mask(0, factor, neutral_element(kind.operation.removeprefix("arg"), dtype))
         if kind.operation == "mean":
             for factor in varying:
                 state.rescale(factor.small, factor.large)

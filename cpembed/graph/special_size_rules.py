@@ -17,17 +17,7 @@ from cpembed.graph.graph import Operator
 from cpembed.graph.kinds.base import Kind, axis_of
 from cpembed.graph.loop import Loop
 from cpembed.graph.size_relation import Axes, Comparison, Factor, Rule, SizeObstacle, require_same
-from cpembed.ir.dtypes import element_info, is_integer
-
-
-def least(dtype: str) -> float | int:
-    """Return the least value of a type."""
-    return element_info(dtype).integer_range[0] if is_integer(dtype) else -math.inf
-
-
-def largest(dtype: str) -> float | int:
-    """Return the largest value of a type."""
-    return element_info(dtype).integer_range[1] if is_integer(dtype) else math.inf
+from cpembed.ir.dtypes import is_integer, neutral_element
 
 
 def _dtype(state: Comparison, after: Operator, slot: int = 0) -> str:
@@ -148,8 +138,8 @@ def _sort(state: Comparison, before: Operator, after: Operator) -> list[Axes]:
     if factor is not None:
         # What is equal stays in the order of its indices, so that the filling comes last.
         dtype = _dtype(state, after)
-        last = largest(dtype) if is_integer(dtype) else math.nan
-        state.mask(0, factor, least(dtype) if b.descending else last)
+        last = neutral_element("min", dtype) if is_integer(dtype) else math.nan
+        state.mask(0, factor, neutral_element("max", dtype) if b.descending else last)
     is_complete = factor is not None and (a.count, b.count) == (factor.small, factor.large)
     if not is_complete and a.count != b.count:
         raise SizeObstacle("returns a number of elements that depends on the sizes")
@@ -166,9 +156,7 @@ def _scan(state: Comparison, before: Operator, after: Operator) -> Axes:
     if factor is not None:
         state.forbid_shifts([factor], "runs along")
         if kind.reverse:
-            dtype = _dtype(state, after)
-            neutral = {"sum": 0, "prod": 1, "max": least(dtype), "min": largest(dtype)}
-            state.mask(0, factor, neutral[kind.operation])
+            state.mask(0, factor, neutral_element(kind.operation, _dtype(state, after)))
     return _read(state, after)
 
 
@@ -179,7 +167,7 @@ def _scatter(state: Comparison, before: Operator, after: Operator) -> Axes:
     for factor in indices[0]:
         if factor.varies:
             # A row whose index is beyond the tensor is left out.
-            state.mask(1, factor, largest(_dtype(state, after, 1)))
+            state.mask(1, factor, neutral_element("min", _dtype(state, after, 1)))
     inner = zip(data[1:], rows[1:], strict=True)
     return (data[0], *(state.unified(pair) for pair in inner))
 

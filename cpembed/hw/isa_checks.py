@@ -8,7 +8,8 @@ from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind
 from cpembed.hw.schema import Key, joined, spec_error
 from cpembed.ir.computation import Operand
 from cpembed.ir.dtypes import dtype_info, is_integer
-from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
+from cpembed.ir.expression import Access, Expression
+from cpembed.ir.ranges import typed_range
 
 _ENOUGH_SUMMANDS = 2**15
 """Number of additions that an accumulator should hold: more than the deepest sums of networks, of
@@ -136,7 +137,7 @@ def _overflows(instruction: IsaInstruction) -> Iterator[str]:
         # Nothing is known of the sizes of numbers that are as wide as their sum.
         if isinstance(value, Access) and computation.operand(value.operand).dtype == output.dtype:
             continue
-        bounds = value_range(value, {o.name: o.dtype for o in computation.operands})
+        bounds = typed_range(value, {o.name: o.dtype for o in computation.operands})
         if bounds is None:
             continue
         low, high = dtype_info(output.dtype).integer_range
@@ -155,56 +156,3 @@ def _overflow_line(
         return f"{begin}may be too small for a single {value}"
     count = f"{summands:,} summand{'s' if summands > 1 else ''}"
     return f"{begin}holds any {count} of {value}; longer sums may wrap around"
-
-
-def value_range(expression: Expression, dtypes: dict[str, str]) -> tuple[int, int] | None:
-    """Bound an expression of integers; None if it has floats or operations without bounds.
-
-    >>> from cpembed.ir.grammar import parse_body
-    >>> value = parse_body("C[x] += A[x,z] * B[z]").statements[0].value
-    >>> value_range(value, {"A": "int8", "B": "uint8"})
-    (-32640, 32385)
-
-    Parameters
-    ----------
-    expression : Expression
-    dtypes : dict of str to str
-        Element type of each operand.
-    """
-    match expression:
-        case Access():
-            dtype = dtypes[expression.operand]
-            return dtype_info(dtype).integer_range if is_integer(dtype) else None
-        case Constant():
-            value = expression.value
-            return (value, value) if isinstance(value, int) else None
-        case Cast():
-            return (
-                dtype_info(expression.dtype).integer_range if is_integer(expression.dtype) else None
-            )
-        case Operation():
-            ranges = [value_range(argument, dtypes) for argument in expression.args]
-            bounded = [r for r in ranges if r is not None]
-            return _operation_range(expression.op, bounded) if len(bounded) == len(ranges) else None
-
-
-def _operation_range(op: str, ranges: list[tuple[int, int]]) -> tuple[int, int] | None:
-    (low, high), *further = ranges
-    if op == "neg":
-        return -high, -low
-    if op == "abs":
-        return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
-    if len(further) != 1:
-        return None
-    (other_low, other_high) = further[0]
-    if op == "add":
-        return low + other_low, high + other_high
-    if op == "sub":
-        return low - other_high, high - other_low
-    if op in ("max", "min"):
-        choose = max if op == "max" else min
-        return choose(low, other_low), choose(high, other_high)
-    if op == "mul":
-        products = [a * b for a in (low, high) for b in (other_low, other_high)]
-        return min(products), max(products)
-    return None

@@ -29,10 +29,9 @@ from cpembed.ir.dtypes import DTYPES, dtype_info, is_integer
 from cpembed.ir.expression import (
     OPERATIONS,
     Access,
-    Cast,
     Expression,
-    Operation,
     accesses,
+    replaced,
     yields_float,
 )
 
@@ -409,15 +408,11 @@ def changed_accesses(
 ) -> tuple[Assignment, ...]:
     """Replace every access in the statements."""
 
-    def rewrite(node: Expression) -> Expression:
-        if isinstance(node, Access):
-            return change(node)
-        if isinstance(node, Operation):
-            return Operation(node.op, tuple(rewrite(arg) for arg in node.args))
-        return replace(node, arg=rewrite(node.arg)) if isinstance(node, Cast) else node
+    def changed(node: Expression) -> Access | None:
+        return change(node) if isinstance(node, Access) else None
 
     return tuple(
-        replace(statement, store=change(statement.store), value=rewrite(statement.value))
+        replace(statement, store=change(statement.store), value=replaced(statement.value, changed))
         for statement in statements
     )
 

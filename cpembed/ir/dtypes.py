@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -179,6 +180,40 @@ def size_bytes(name: str) -> int:
 def is_integer(name: str) -> bool:
     """True for a type of integers, signed or not, and for Booleans."""
     return element_info(name).is_integer
+
+
+def saturated_range(dtype: str) -> tuple[float, float]:
+    """Return the smallest and the largest float32 that an integer type represents.
+
+    >>> saturated_range("int32")
+    (-2147483648.0, 2147483520.0)
+    """
+    low, high = dtype_info(dtype).integer_range
+    largest = np.float32(high)
+    # In numpy's comparison, the integer would be rounded as well.
+    if float(largest) > high:
+        largest = np.nextafter(largest, np.float32(0))
+    return float(low), float(largest)
+
+
+def neutral_element(operation: str, dtype: str) -> int | float:
+    """Return the value from which a reduction of a type begins.
+
+    >>> [neutral_element(name, "int8") for name in ("max", "min", "add", "prod")]
+    [-128, 127, 0, 1]
+
+    Parameters
+    ----------
+    operation : str
+        Maximum, minimum, product (``mul``, ``prod``) or sum (``add``, ``sum``, ``mean``).
+    dtype : str
+        Element type.
+    """
+    if operation in ("max", "min"):
+        info = element_info(dtype)
+        low, high = info.integer_range if info.is_integer else (-math.inf, math.inf)
+        return low if operation == "max" else high
+    return 1 if operation in ("mul", "prod") else 0
 
 
 def is_signed(name: str) -> bool:

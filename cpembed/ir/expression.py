@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cpembed.ir.dtypes import is_integer
@@ -153,6 +153,33 @@ def walk(expression: Expression) -> Iterator[Expression]:
     elif isinstance(expression, Cast):
         yield from walk(expression.arg)
     yield expression
+
+
+def replaced(
+    expression: Expression, replacement: Callable[[Expression], Expression | None]
+) -> Expression:
+    """Return an expression with subexpressions replaced, the outermost ones first.
+
+    >>> total = Operation("add", (Access("A", ()), Access("B", ())))
+    >>> str(replaced(total, lambda node: Constant(1) if node == Access("B", ()) else None))
+    '(A[] + 1)'
+
+    Parameters
+    ----------
+    expression : Expression
+    replacement : callable
+        Returns what takes the place of a subexpression; None to look inside of it.
+    """
+    result = replacement(expression)
+    if result is not None:
+        return result
+    match expression:
+        case Cast(dtype, arg, saturate):
+            return Cast(dtype, replaced(arg, replacement), saturate)
+        case Operation(op, args):
+            return Operation(op, tuple(replaced(arg, replacement) for arg in args))
+        case _:
+            return expression
 
 
 def accesses(expression: Expression) -> tuple[Access, ...]:

@@ -31,7 +31,7 @@ def value_range(computation: Computation, statement: Assignment) -> Range | None
         if is_integer(dtype):
             low, high = dtype_info(dtype).integer_range
             ranges[name] = (min(low, 0), max(high, 0)) if name in outside else (low, high)
-    return _range(statement.value, ranges)
+    return expression_range(statement.value, ranges)
 
 
 def result_range(computation: Computation, statement: Assignment) -> Range | None:
@@ -63,16 +63,34 @@ def overflowing(computation: Computation) -> tuple[tuple[Assignment, Range], ...
     return tuple(statements)
 
 
-def _range(node: Expression, ranges: Mapping[str, Range]) -> Range | None:
+def typed_range(expression: Expression, dtypes: Mapping[str, str]) -> Range | None:
+    """Return the range of an expression of operands of some types; None for floats.
+
+    >>> from cpembed.ir.grammar import parse_body
+    >>> value = parse_body("C[x] += A[x,z] * B[z]").statements[0].value
+    >>> typed_range(value, {"A": "int8", "B": "uint8"})
+    (-32640, 32385)
+    """
+    types = {name: dtype_info(dtype) for name, dtype in dtypes.items()}
+    return expression_range(
+        expression, {name: t.integer_range for name, t in types.items() if t.is_integer}
+    )
+
+
+def expression_range(node: Expression, ranges: Mapping[str, Range]) -> Range | None:
+    """Return the range of an expression, from those of its operands of integers; None for floats.
+
+    Operations without a range have none either.
+    """
     match node:
         case Access():
             return ranges.get(node.operand)
         case Constant():
             return (node.value, node.value) if isinstance(node.value, int) else None
         case Cast():
-            return _converted(node, _range(node.arg, ranges))
+            return _converted(node, expression_range(node.arg, ranges))
         case Operation():
-            parts = [_range(arg, ranges) for arg in node.args]
+            parts = [expression_range(arg, ranges) for arg in node.args]
             integers = [part for part in parts if part is not None]
             return _applied(node, integers) if len(integers) == len(parts) else None
 
@@ -110,8 +128,11 @@ def _applied(node: Operation, parts: list[Range]) -> Range | None:
             return -high, -low
         case "abs", []:
             return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
-        case "shr", [(second, last)] if second >= 0 and last < 64:
-            shifted = low >> second, low >> last, high >> second, high >> last
+        case "shr", [(second, last)]:
+            # A shift by 64 and more bits, or by a negative number, leaves the sign.
+            counts = {min(max(second, 0), 63), min(max(last, 0), 63)}
+            counts |= set() if second >= 0 and last < 64 else {63}
+            shifted = [value >> count for value in (low, high) for count in counts]
             return min(shifted), max(shifted)
         case _:
             return None

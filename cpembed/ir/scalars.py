@@ -46,6 +46,26 @@ class Apply:
 Scalar = Input | Number | Apply
 
 
+def apply(operation: str, *arguments: Scalar | float | int) -> Apply:
+    """Return an operation; numbers among the arguments become constants."""
+    return Apply(
+        operation, tuple(Number(a) if isinstance(a, float | int) else a for a in arguments)
+    )
+
+
+def substituted(node: Scalar, change: Callable[[Input], Scalar]) -> Scalar:
+    """Return an expression with ``change`` applied to each input.
+
+    >>> substituted(apply("add", Input(0), 2), lambda x: Input(x.number + 1))
+    Apply(operation='add', arguments=(Input(number=1), Number(value=2)))
+    """
+    if isinstance(node, Input):
+        return change(node)
+    if isinstance(node, Apply):
+        return Apply(node.operation, tuple(substituted(a, change) for a in node.arguments))
+    return node
+
+
 def input_numbers(node: Scalar) -> set[int]:
     """Return the numbers of the inputs of an expression.
 
@@ -56,16 +76,6 @@ def input_numbers(node: Scalar) -> set[int]:
         return {node.number}
     arguments = node.arguments if isinstance(node, Apply) else ()
     return {number for argument in arguments for number in input_numbers(argument)}
-
-
-def substituted(node: Scalar, change: Callable[[Input], Scalar]) -> Scalar:
-    """Return an expression with ``change`` applied to each input."""
-    if isinstance(node, Input):
-        return change(node)
-    if isinstance(node, Apply):
-        arguments = tuple(substituted(argument, change) for argument in node.arguments)
-        return Apply(node.operation, arguments)
-    return node
 
 
 def operations(node: Scalar) -> set[str]:

@@ -18,7 +18,7 @@ from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import CacheUpdate, Gather, GroupedGather
 from cpembed.graph.loop import Loop, nested_operators
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.runtime.measurement.verification import with_special_values
+from cpembed.runtime.measurement.verification_data import with_special_values
 
 # Maximum size of a file of inputs, in bytes.
 _LARGEST_FILE = 1 << 32
@@ -140,7 +140,7 @@ def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> 
 
     Booleans, single elements, and integers from which indices of a gather are computed stay the
     same arrays. The values are those of
-    :func:`~cpembed.runtime.measurement.verification.with_special_values`.
+    :func:`~cpembed.runtime.measurement.verification_data.with_special_values`.
 
     Parameters
     ----------

@@ -30,6 +30,7 @@ from cpembed.codegen.host_cpu import (
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object, compiled_for
 from cpembed.export.program import CompiledObject
+from cpembed.host import core_count
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import versions
 from cpembed.steps import Progress
@@ -94,11 +95,6 @@ class Cache:
         SealedFolder(self.folder).write(key, pickle.dumps(value))
 
 
-def cores() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @cache_by_processor
 def _compiler_version(cache: Cache) -> tuple[object, ...]:
     """Return all that the code of an equal kernel depends on."""
@@ -126,7 +122,7 @@ def symbol_of(plan: KernelPlan, cache: Cache) -> str:
 @contextmanager
 def kernel_compiler(cache: Cache, progress: Progress) -> Generator[KernelCompiler]:
     """Provide a compiler of kernels in several processes."""
-    with worker.open_calls(_object, cores()) as submit:
+    with worker.open_calls(_object, core_count()) as submit:
         yield KernelCompiler(cache, progress, submit)
 
 

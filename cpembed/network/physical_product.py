@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from cpembed.codegen.epilogue import Epilogue, Placement
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.placement import Placement
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product, with_operand

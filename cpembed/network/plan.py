@@ -23,10 +23,11 @@ from cpembed.graph.loop import Loop, nested_graphs
 from cpembed.graph.passes.attention_splitting import split_attentions
 from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.graph.passes.quantized_attention import split_quantized_attentions
+from cpembed.host import core_count
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
 from cpembed.network.executions import Execution
-from cpembed.network.kernel_cache import Cache, cores, default_folder
+from cpembed.network.kernel_cache import Cache, default_folder
 from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.layout_problem import ExecutionChoices
 from cpembed.network.pair_executions import PairPolicy
@@ -282,7 +283,7 @@ def _searched_choices(
     become operators of their own: with them the product would be portable code.
     """
     kernels = {} if planning.kernels is None else planning.kernels
-    products = ProductKernels(units, planning.cache, planning.timeout, cores(), kernels)
+    products = ProductKernels(units, planning.cache, planning.timeout, core_count(), kernels)
     threads = thread_count()
     timer = KernelTimer(planning.cache, threads, progress) if planning.measures else None
     choices = ExecutionChoices(

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 
 from cpembed.codegen.emit import portable_plan
-from cpembed.codegen.epilogue import RESULT_TYPES, Epilogue, Placement
+from cpembed.codegen.epilogue import RESULT_TYPES, Epilogue
 from cpembed.codegen.host_cpu import named_processor
+from cpembed.codegen.placement import Placement
 from cpembed.codegen.runtime import thread_count
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose

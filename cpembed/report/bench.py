@@ -11,6 +11,7 @@ from cpembed.driver.bench_across import Across
 from cpembed.driver.bench_baselines import BaselineRow
 from cpembed.driver.bench_rows import BenchRow, RunRow, SolvedRow
 from cpembed.driver.bench_summary import RATIOS_OVER_BOUNDS
+from cpembed.driver.candidate_time import modelled_target
 from cpembed.report.messages import LEGEND, layer_numbers, layer_table, target_table
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.wording import duration, plural
@@ -23,6 +24,7 @@ _SIMULATED_COLUMNS = (
     *("verified", "simulated cycles>", "simulated us>", "GOPS>", "GEMM busy>"),
     *("of the least>", "packing us>", "unpacking us>"),
 )
+_ESTIMATED_COLUMNS = ("verified", "estimated us>")
 # Maximum width of reasons and errors: a few long ones do not push the other columns apart.
 _REASON_WIDTH = 40
 
@@ -54,6 +56,8 @@ def _layers(rows: Sequence[BenchRow], *, ran: bool) -> Table:
     columns, run_cells = _RUN_COLUMNS, _run_cells
     if is_simulated:
         columns, run_cells = _SIMULATED_COLUMNS, _simulated_cells
+    elif _are_estimated(rows):
+        columns, run_cells = _ESTIMATED_COLUMNS, _estimated_cells
     if has_peak:
         columns = (*columns, _PEAK_COLUMN)
     if not ran:
@@ -119,6 +123,24 @@ def _simulated_cells(row: BenchRow) -> list[str]:
         ),
         *_packing_cells(run),
     ]
+
+
+def _are_estimated(rows: Sequence[BenchRow]) -> bool:
+    """True if no row has a time of its own, and some have the estimate that chose the kernel."""
+    runs = [row.run for row in rows if row.run is not None]
+    timed = any(run.latency_us is not None or run.generic_latency_us is not None for run in runs)
+    return not timed and any(_estimated_cell(run) for run in runs)
+
+
+def _estimated_cells(row: BenchRow) -> list[str]:
+    return [_verified(row), "" if row.run is None else _estimated_cell(row.run)]
+
+
+def _estimated_cell(run: RunRow) -> str:
+    selection = run.selection
+    if selection is None or selection.unit != "us":
+        return ""
+    return f"{selection.estimated:,.2f}"
 
 
 def _run_cells(row: BenchRow) -> list[str]:
@@ -227,6 +249,11 @@ def _summary(bench: Bench) -> Iterator[Block]:
     ]
     if bench.maker.backend is not None:
         rows += _run_rows(summary["run"])
+    if _are_estimated(bench.finished()):
+        target = modelled_target(bench.maker.spec)
+        machine = None if target is None else target.described_machine
+        text = "packing and unpacking included, but for what is packed ahead"
+        rows.append(("estimated", f"for {machine}, {text}" if machine else text))
     if bench.missing:
         rows.append(("not run", "; ".join(bench.missing)))
     yield Header(rows)

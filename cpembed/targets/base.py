@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from numpy.typing import NDArray
 
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec

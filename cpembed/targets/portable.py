@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cpembed.codegen.compiled import CompiledKernel, Processor
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.codegen.recorded import Recorder
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing, measure

@@ -7,8 +7,9 @@ way names a subclass in its attribute ``tuner``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Generic, Protocol, cast, runtime_checkable
 
@@ -20,6 +21,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime import worker
+from cpembed.runtime.cluster import Task as WorkerTask
+from cpembed.runtime.cluster import Workers
 from cpembed.runtime.measurement.environment import versions
 from cpembed.runtime.tuning.database import (
     PlainTrial,
@@ -29,7 +32,7 @@ from cpembed.runtime.tuning.database import (
     trial_store,
 )
 from cpembed.runtime.tuning.records import Lookup, Record, TunedChoice, best_record, tuned_choice
-from cpembed.runtime.tuning.session import CandidatePool, Task, Tuning
+from cpembed.runtime.tuning.session import BatchMeasurement, CandidatePool, Task, Tuning
 from cpembed.runtime.tuning.space import Proposal, S
 from cpembed.steps import step
 from cpembed.targets.base import Row, Target
@@ -370,3 +373,64 @@ def _time_of(
     if amount is None:
         raise LoweringError(f"{spec.name} gives no {target.unit} here: nothing to compare")
     return amount
+
+
+# -- trials by workers -----------------------------------------------------------------------------
+
+
+def measures(target: AnyTarget) -> bool:
+    """True if trials are times of the machine that makes them."""
+    return require_tuner(target).provenance is Provenance.MEASURED
+
+
+def trials_by_workers(
+    workers: Workers, target: AnyTarget, epilogue: Any, stop: Callable[[], bool]
+) -> BatchMeasurement[Any, Any]:
+    """Return a function that makes the trials of several proposals at a time.
+
+    Parameters
+    ----------
+    workers : Workers
+        Processes that make the trials.
+    target : Target
+        Target that is tuned.
+    epilogue : Any
+        Epilogue of the kernels, in the target's own form.
+    stop : callable
+        Asked before each trial; no trial is started after it has returned True.
+
+    Returns
+    -------
+    callable
+        Yields each proposal with its trial, in order of completion; a proposal that has no program,
+        or whose process crashes, gets a trial with the reason.
+    """
+    tuner = require_tuner(target)
+
+    def make_trials(proposals: Sequence[Proposal[Any]]) -> Iterator[tuple[Proposal[Any], Any]]:
+        by_key = {proposal.key: proposal for proposal in proposals}
+        tasks = (
+            WorkerTask(key, *tuner.trial_call(proposal, epilogue), "trying a schedule")
+            for key, proposal in by_key.items()
+        )
+        for outcome in workers.outcomes(takewhile(lambda _: not stop(), tasks)):
+            proposal, error = by_key[outcome.task.key], outcome.error
+            if error is not None and not isinstance(error, LoweringError | CrashError):
+                raise error
+            reason = None if error is None else str(error)
+            yield proposal, tuner.trial_of(proposal, outcome.result, reason)
+
+    return make_trials
+
+
+def measured_by(workers: Workers) -> Call:
+    """Return a function that calls another one on a worker that may time kernels, and waits."""
+
+    def call(function: Callable[..., Any], *arguments: Any) -> Any:
+        task = WorkerTask(
+            function.__name__, function, arguments, "measuring a schedule", measures=True
+        )
+        ((_, result),) = workers.results([task])
+        return result
+
+    return call

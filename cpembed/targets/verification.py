@@ -12,12 +12,8 @@ from numpy.typing import NDArray
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.reference import random_inputs
-from cpembed.runtime.measurement.verification import (
-    Expected,
-    Verification,
-    exact_data,
-    with_special_values,
-)
+from cpembed.runtime.measurement.verification import Expected, Verification
+from cpembed.runtime.measurement.verification_data import exact_data, with_special_values
 from cpembed.steps import step
 from cpembed.targets.base import Target
 from cpembed.targets.outputs import epilogue_vectors, judge
@@ -123,7 +119,7 @@ def special_data(
     workload : Computation
         Operator.
     inputs : mapping of str to ndarray
-        Data by tensor (:func:`~cpembed.runtime.measurement.verification.with_special_values`).
+        Data by tensor (:func:`~cpembed.runtime.measurement.verification_data.with_special_values`).
     seed : int
         Seed of the positions.
     finite : bool

@@ -97,12 +97,15 @@ def _attention(
     limit = (k - q if offset is None else offset) if causal else None
     if mask_type not in MASK_DTYPES:
         raise family.error(f"mask_type={mask_type} is none of {' '.join(MASK_DTYPES)}")
+    dimensions = _mask(family, mask)
+    if mask_type != MASK_DTYPES[0] and not dimensions:
+        raise family.error(f"mask_type={mask_type} is of a mask: add mask=qk, or other dimensions")
     function = RowSoftmax(
         scale=_number(family, "scale", scale) if scale else 1 / math.sqrt(d),
         causal=limit,
         window=window or None,
         lengths=lengths,
-        mask=_mask(family, mask),
+        mask=dimensions,
         mask_dtype=mask_type,
         cap=_cap(family, cap),
         sinks=sinks,

@@ -41,8 +41,8 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.passes import prepare
-from cpembed.graph.passes.expressions import apply
 from cpembed.hw.isa_reader import load_instruction_set
+from cpembed.ir.scalars import apply
 from cpembed.network.inputs import random_inputs
 from tests.random_networks import HARD_SWISH, RELU, RELU6, SILU, Network
 

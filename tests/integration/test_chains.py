@@ -15,11 +15,11 @@ from cpembed.codegen.epilogue import (
     RESIDUAL,
     Chain,
     Epilogue,
-    Placement,
     Residual,
     channel_axes,
     channel_numbers,
 )
+from cpembed.codegen.placement import Placement
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
 from cpembed.errors import LoweringError, WorkloadError

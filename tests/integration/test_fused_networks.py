@@ -7,7 +7,7 @@ import pytest
 
 from cpembed.graph.kinds import Apply, Input, Product, Quantize
 from cpembed.graph.passes import prepare
-from cpembed.graph.passes.expressions import apply
+from cpembed.ir.scalars import apply
 from cpembed.network.service import NetworkRequest, network
 from tests.random_networks import HARD_SWISH, SILU, UNARY, Network
 

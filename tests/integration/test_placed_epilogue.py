@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.compiled import CompiledKernel
-from cpembed.codegen.epilogue import (
-    RESIDUAL,
-    SCALE,
-    Epilogue,
-    Placement,
-    Residual,
-    channel_numbers,
-)
+from cpembed.codegen.epilogue import RESIDUAL, SCALE, Epilogue, Residual, channel_numbers
+from cpembed.codegen.placement import Placement
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection

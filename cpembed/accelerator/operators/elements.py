@@ -12,7 +12,6 @@ from cpembed.accelerator.operators.product_parts import bounded
 from cpembed.accelerator.operators.scalar_texts import (
     INEXACT,
     inexact_text,
-    operations,
     scalar_text,
     without_rounding,
 )
@@ -33,6 +32,7 @@ from cpembed.graph.kinds.base import axis_of
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import reference
+from cpembed.ir.scalars import operations
 
 
 def elementwise_forms(operator: Operator, graph: Graph) -> Forms:

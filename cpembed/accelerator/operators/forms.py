@@ -56,19 +56,6 @@ class OperatorForm:
     specification: Specification
     tensors: Mapping[str, GraphTensor]
 
-    def evaluate(self, arrays: Mapping[str, Array], graph: Graph) -> dict[str, Array]:
-        """Compute the outputs in the graph's shapes from arrays of the graph's tensors."""
-        inputs = {
-            name: self.tensors[name].logical(arrays[self.tensors[name].name])
-            for name in self.specification.inputs
-        }
-        values = self.specification.evaluate(inputs)
-        results: dict[str, Array] = {}
-        for name in self.specification.outputs:
-            tensor = self.tensors[name]
-            results[tensor.name] = tensor.graph_array(values[name], graph.types[tensor.name].shape)
-        return results
-
 
 @dataclass(frozen=True)
 class NoForm:

@@ -31,7 +31,6 @@ from cpembed.accelerator.operators.product_parts import (
 from cpembed.accelerator.operators.scalar_texts import (
     INEXACT,
     inexact_text,
-    operations,
     scalar_text,
     without_rounding,
 )
@@ -45,6 +44,7 @@ from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, Residual
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Product
 from cpembed.ir.dtypes import dtype_info, is_integer
+from cpembed.ir.scalars import operations
 
 _MULTIPLIER_BITS = 31
 """Bits of the largest multiplier of a fixed-point requantization."""

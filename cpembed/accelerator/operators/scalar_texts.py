@@ -73,13 +73,6 @@ def _applied(node: Apply, arguments: Sequence[str], floats: bool) -> str | None:
             return None
 
 
-def operations(node: Scalar) -> set[str]:
-    """Return the names of the operations in an expression."""
-    if not isinstance(node, Apply):
-        return set()
-    return {node.operation}.union(*(operations(argument) for argument in node.arguments))
-
-
 def without_rounding(node: Scalar) -> Scalar:
     """Return an expression that is converted to an integer without its last rounding."""
     while isinstance(node, Apply) and node.operation == "round":

@@ -26,6 +26,7 @@ from cpembed.ir.expression import (
     Expression,
     Operation,
     accesses,
+    replaced,
     yields_float,
 )
 from cpembed.ir.index import IndexExpr
@@ -67,7 +68,8 @@ class Forms:
         operands = {access.operand for access in accesses(expression)} - {
             access.operand for access in constants
         }
-        expression = _substituted(expression, constants)
+        numbers: dict[Expression, Constant] = {a: Constant(n) for a, n in constants.items()}
+        expression = replaced(expression, numbers.get)
         if not self._is_wide and all(self._dtypes[name] != "float64" for name in operands):
             expression = normal(expression, self._dtypes, Clamps.INNERMOST)
         return self._normal(expression)
@@ -206,20 +208,6 @@ class Forms:
         if any(b is None for b in bounds):
             return None
         return _operation_bounds(op, [b for b in bounds if b is not None])
-
-
-def _substituted(expression: Expression, constants: Mapping[Access, Number]) -> Expression:
-    """Replace reads by numbers."""
-    match expression:
-        case Access():
-            value = constants.get(expression)
-            return expression if value is None else Constant(value)
-        case Constant():
-            return expression
-        case Cast(dtype, arg, saturate):
-            return Cast(dtype, _substituted(arg, constants), saturate)
-        case Operation(op, args):
-            return Operation(op, tuple(_substituted(arg, constants) for arg in args))
 
 
 def _is_number(expression: Expression, value: int) -> bool:

@@ -107,10 +107,6 @@ class Technology:
     def name(self) -> str:
         return self.tables.name
 
-    @property
-    def sources(self) -> Mapping[str, str]:
-        return self.tables.sources
-
     def mac(self, dtype_in: str, dtype_out: str) -> Unit:
         """Return the unit of a multiplication of ``dtype_in`` with an addition of ``dtype_out``.
 

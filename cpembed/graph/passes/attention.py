@@ -25,8 +25,9 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.kinds.attention import AXES
-from cpembed.graph.passes.expressions import apply, combines_inputs, number_operand
+from cpembed.graph.passes.expressions import combines_inputs, number_operand
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
+from cpembed.ir.scalars import apply
 
 _HIDDEN = -1e30
 """Score from which on a key is excluded by a constant mask: its power is 0 beside any other."""

@@ -21,10 +21,10 @@ from cpembed.graph.kinds import (
     Softmax,
     TensorType,
 )
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.rewriting import Rewriting
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
+from cpembed.ir.scalars import apply
 
 
 def split_attentions(graph: Graph, names: Collection[str]) -> Graph:

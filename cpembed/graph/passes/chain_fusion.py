@@ -23,9 +23,8 @@ from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Elementwise, Input, Number, Product, Scalar
 from cpembed.graph.passes.elementwise_fusion import Form, elementwise_form
 from cpembed.graph.passes.epilogue_matching import result_vector
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
-from cpembed.ir.scalars import substituted
+from cpembed.ir.scalars import apply, substituted
 
 # Maximum number of vectors per channel: each is one more pointer in the kernel's loop.
 _MAX_VECTORS = 6

@@ -15,7 +15,6 @@ from cpembed.codegen.epilogue import BYTES, channel_numbers
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Product, Reshape, Scalar, Transpose
 from cpembed.graph.passes.epilogue_matching import reduction_length
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.integer_products import (
     LARGEST_PRODUCT,
     LARGEST_SUM,
@@ -29,6 +28,7 @@ from cpembed.graph.passes.rewriting import (
     until_unchanged,
 )
 from cpembed.graph.passes.zero_points import weight_sums
+from cpembed.ir.scalars import apply
 
 
 def dynamic_products(graph: Graph) -> Graph:

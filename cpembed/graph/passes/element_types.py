@@ -25,11 +25,11 @@ from cpembed.graph.kinds import (
     Scalar,
     Table,
 )
-from cpembed.graph.passes.expressions import apply, is_whole
+from cpembed.graph.passes.expressions import is_whole
 from cpembed.graph.passes.quantization import integer_range
 from cpembed.graph.passes.rewriting import Rewriting
 from cpembed.ir.dtypes import is_integer
-from cpembed.ir.scalars import substituted
+from cpembed.ir.scalars import apply, substituted
 
 T = TypeVar("T")
 

@@ -12,7 +12,6 @@ from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Input, Quantize, Scalar
 from cpembed.graph.kinds.elementwise import computing_dtype
 from cpembed.graph.passes.expressions import (
-    apply,
     compacted,
     expression_bound,
     is_whole,
@@ -27,7 +26,7 @@ from cpembed.graph.passes.quantization import (
     offset,
 )
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
-from cpembed.ir.scalars import BOOLEAN, substituted
+from cpembed.ir.scalars import BOOLEAN, apply, substituted
 
 # Maximum number of inputs and operations of one fused expression: the text of a kernel grows with
 # both.

@@ -1,4 +1,4 @@
-"""Scalar expressions of elementwise operators: build, substitute, match, and bound them.
+"""Scalar expressions of elementwise operators: match and bound them.
 
 A bound on the magnitude of a tensor says that it holds no infinity and no NaN.
 """
@@ -15,13 +15,6 @@ from cpembed.graph import kinds
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
 from cpembed.ir.scalars import input_numbers, substituted
-
-
-def apply(operation: str, *arguments: Scalar | float | int) -> Apply:
-    """Return an operation; numbers among the arguments become constants."""
-    return Apply(
-        operation, tuple(Number(a) if isinstance(a, float | int) else a for a in arguments)
-    )
 
 
 def operation_count(expression: Scalar) -> int:

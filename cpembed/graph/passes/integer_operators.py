@@ -30,7 +30,7 @@ from cpembed.graph.kinds import (
 )
 from cpembed.graph.passes.element_types import DISTANCE, conversion
 from cpembed.graph.passes.epilogue_matching import UNLIMITED, before_clip
-from cpembed.graph.passes.expressions import apply, combines_inputs, magnitudes
+from cpembed.graph.passes.expressions import combines_inputs, magnitudes
 from cpembed.graph.passes.quantization import (
     Quantized,
     are_safe_factors,
@@ -51,7 +51,7 @@ from cpembed.graph.passes.rewriting import (
     producer_of,
     until_unchanged,
 )
-from cpembed.ir.scalars import substituted
+from cpembed.ir.scalars import apply, substituted
 
 
 def move_integers(graph: Graph) -> Graph:
@@ -402,6 +402,6 @@ def _composed(kind: Kind, inputs: Sequence[Scalar | None]) -> Scalar | None:
         case Quantize(scale=(scale,), zero_point=(0,)):
             return Apply("div", (arguments[0], Number(scale)))
         case Elementwise(expression, "float32"):
-            return substituted(expression, lambda node: arguments[node.number])
+            return substituted(expression, lambda operand: arguments[operand.number])
         case _:
             return None

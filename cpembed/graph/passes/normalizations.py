@@ -8,8 +8,9 @@ import numpy as np
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, LayerNorm, Reduce, Softmax
-from cpembed.graph.passes.expressions import apply, combines_inputs, number_operand
+from cpembed.graph.passes.expressions import combines_inputs, number_operand
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
+from cpembed.ir.scalars import apply
 
 _ROOT = Apply("sqrt", (Input(0),))
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpembed.codegen.epilogue import BYTES, Epilogue, Residual, saturated_range
+from cpembed.codegen.epilogue import BYTES, Epilogue, Residual
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Dequantize, Quantize, Scalar
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.rewriting import producer_of
-from cpembed.ir.dtypes import dtype_info, is_integer
+from cpembed.ir.dtypes import dtype_info, is_integer, saturated_range
+from cpembed.ir.scalars import apply
 
 LARGEST_SCALE = 2.0**48
 """Maximum scale of a tensor that passes change. With two such scales, sums of 2^15 products of

@@ -13,9 +13,8 @@ from cpembed.codegen.epilogue import CHAIN_TYPES, Chain, Epilogue, Residual, Sec
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Input, Product, Scalar
 from cpembed.graph.passes.elementwise_fusion import Form, elementwise_form
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.rewriting import Rewriting
-from cpembed.ir.scalars import substituted
+from cpembed.ir.scalars import apply, substituted
 
 
 def fuse_second_results(graph: Graph) -> Graph:

@@ -15,11 +15,11 @@ from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, channel_axes, channe
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Elementwise, Input, Kind, Product, Reshape, Scalar
 from cpembed.graph.passes.epilogue_matching import reduction_length
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.quantization import requantized
 from cpembed.graph.passes.rewriting import Rewriting, broadcastable
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer
+from cpembed.ir.scalars import apply
 
 # float32 holds all integers up to this one.
 _EXACT_FLOAT32 = 1 << 24

@@ -22,13 +22,13 @@ from cpembed.codegen.values import (
 from cpembed.graph.kinds import Scan, Scatter, Sort
 from cpembed.graph.kinds.base import axis_of
 from cpembed.graph.kinds.lines import CacheUpdate
+from cpembed.ir.dtypes import neutral_element
 from cpembed.network.operators.emission import LANES, SERIAL, Kernel, Operands
 from cpembed.network.operators.movement import distance
 from cpembed.network.operators.nest import PlacedTensor, View, axes, constant, nest_over
 from cpembed.network.operators.reductions import (
     accumulator_dtype,
     join_of,
-    neutral,
     reduction_of,
 )
 
@@ -205,7 +205,7 @@ def scan_plan(kind: Scan, operands: Operands) -> KernelPlan:
     join = join_of(kind.operation, dtype)
     kernel = Kernel(operands, operands.chunks(4.0))
     with kernel.body(), reduction.rows(kernel):
-        start = literal(neutral(kind.operation, dtype), dtype)
+        start = literal(neutral_element(kind.operation, dtype), dtype)
         total = kernel.accumulators(reduction.size, dtype, start)
 
         def store(lane: str, place: str) -> None:

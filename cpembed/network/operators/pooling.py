@@ -25,6 +25,7 @@ from cpembed.codegen.values import (
 )
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Pool
+from cpembed.ir.dtypes import neutral_element
 from cpembed.ir.index import IndexExpr
 from cpembed.network.operators.emission import (
     LANE,
@@ -37,7 +38,7 @@ from cpembed.network.operators.emission import (
     vector_size,
 )
 from cpembed.network.operators.nest import Loop, Nest, PlacedTensor, View, axes, nest_over
-from cpembed.network.operators.reductions import accumulator_dtype, join_of, neutral
+from cpembed.network.operators.reductions import accumulator_dtype, join_of
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,9 @@ class _Pooling:
         start = kernel.bind(first) if lane is not None else "0"
         taps = math.prod(kind.window)
         dtype = accumulator_dtype(kind.operation, self.source.dtype, taps)
-        total = kernel.accumulators(size, dtype, literal(neutral(kind.operation, dtype), dtype))
+        total = kernel.accumulators(
+            size, dtype, literal(neutral_element(kind.operation, dtype), dtype)
+        )
         place = self.nest.places[1]
         headers, offsets, lengths = list[str](), list[str](), list[str]()
         for number, (axis, point) in enumerate(zip(self.window, self.nest.points, strict=True)):

@@ -27,6 +27,7 @@ from cpembed.codegen.values import (
 )
 from cpembed.graph.kinds import LayerNorm, Reduce, Softmax
 from cpembed.graph.kinds.base import axis_of
+from cpembed.ir.dtypes import neutral_element
 from cpembed.network.layout import Layout
 from cpembed.network.operators.emission import (
     EFFORT,
@@ -85,7 +86,7 @@ def reduce_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     join = join_of(kind.operation, dtype)
     kernel = Kernel(operands, operands.chunks(2.0))
     with kernel.body(), reduction.rows(kernel):
-        start = literal(neutral(kind.operation, dtype), dtype)
+        start = literal(neutral_element(kind.operation, dtype), dtype)
         name = kernel.accumulators(reduction.size, dtype, start)
 
         def add(lane: str, places: Sequence[str]) -> None:
@@ -183,18 +184,6 @@ def accumulator_dtype(operation: str, dtype: str, count: int) -> str:
     return "int64" if size == 64 else "int32"
 
 
-def neutral(operation: str, dtype: str) -> float | int:
-    """Return the neutral element of a reduction."""
-    if operation in ("sum", "mean"):
-        return 0
-    if operation == "prod":
-        return 1
-    if dtype.startswith("float"):
-        return -math.inf if operation == "max" else math.inf
-    limits = np.iinfo(dtype)
-    return int(limits.min if operation == "max" else limits.max)
-
-
 def _extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     """Return the kernel of the index of an extremum, the first one of several.
 
@@ -216,7 +205,7 @@ def _extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     kernel = Kernel(operands, operands.chunks(8.0))
     script = kernel.script
     with kernel.body(), reduction.rows(kernel):
-        start = literal(neutral(operation, dtype), dtype)
+        start = literal(neutral_element(operation, dtype), dtype)
         best = kernel.accumulators(reduction.size, dtype, start)
         position = kernel.accumulators(reduction.size, "int32", "T.int32(0)")
 
@@ -295,7 +284,7 @@ class _Rows:
 
     def total(self, operation: str, value: _Element) -> _Lane:
         """Write the sum or maximum of a row's values, and return it per lane."""
-        start, join = neutral(operation, self.wide), join_of(operation, self.wide)
+        start, join = neutral_element(operation, self.wide), join_of(operation, self.wide)
         name = self.kernel.accumulators(self.reduction.size, self.wide, literal(start, self.wide))
 
         def add(lane: str, places: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from cpembed.codegen.host_cpu import cpu_model
 from cpembed.errors import BackendUnavailable
+from cpembed.host import core_count
 from cpembed.runtime.cluster import connection
 from cpembed.runtime.cluster.executors import (
     ONE_THREAD,
@@ -105,19 +106,13 @@ def execute(client: Identity, packed: bytes, threads: int | None) -> Any:
     if difference is not None:
         raise OtherVersion(f"the worker on {host_name()} has {difference}")
     if threads is not None:
-        if cores() < threads:
-            few = f"{cores()} cores for kernels of {threads} threads: set --threads"
+        if core_count() < threads:
+            few = f"{core_count()} cores for kernels of {threads} threads: set --threads"
             raise BackendUnavailable(f"the worker on {host_name()} has {few}")
         # The child starts anew when its environment changes.
         os.environ["TVM_NUM_THREADS"] = str(threads)
     task: Task = pickle.loads(packed)
     return process_of_thread().execute(task)
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return len(usable) or os.cpu_count() or 1
 
 
 def process_of_thread() -> Isolation:

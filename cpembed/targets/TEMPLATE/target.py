@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import HardwareSpec

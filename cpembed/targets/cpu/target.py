@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from cpembed.codegen import runtime
 from cpembed.codegen.compiled import CompiledKernel, Processor, described
-from cpembed.codegen.epilogue import PROCESSOR_RESULT_TYPES, Epilogue, EpilogueRequest
+from cpembed.codegen.epilogue import PROCESSOR_RESULT_TYPES, Epilogue
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.plan import Knobs
 from cpembed.codegen.recorded import Recorder

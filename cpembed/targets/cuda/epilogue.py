@@ -74,6 +74,8 @@ class ResultVector:
     sums: str
     """Array of the sums."""
     length: int
+    first: str = "0"
+    """Expression of the place of the first sum in the array."""
     channel: Callable[[int], str]
     """Expression of a sum's channel by its number in the vector."""
     residual: Callable[[int], str]
@@ -93,28 +95,43 @@ def store_results(writer: Writer, product: TiledProduct, vector: ResultVector) -
     vector
         The sums.
     """
-    epilogue, length = product.epilogue, vector.length
-    if epilogue is None:
-        store_vector(writer, ("C", "place"), vector.sums, product.sums, length)
+    if product.epilogue is None:
+        store_vector(writer, ("C", "place"), vector.sums, product.sums, vector.length)
         return
-    outputs = {"result": ("C", epilogue.dtype)}
-    if epilogue.second is not None:
-        outputs["second_result"] = (SECOND_PARAMETER, epilogue.second.dtype)
-    for name, (_, dtype) in outputs.items():
+    parameters = output_parameters(product).values()
+    for name, (parameter, dtype) in zip(
+        write_results(writer, product, vector), parameters, strict=True
+    ):
+        store_vector(writer, (parameter, "place"), name, storage_dtype(dtype), vector.length)
+
+
+def write_results(writer: Writer, product: TiledProduct, vector: ResultVector) -> tuple[str, ...]:
+    """Write the epilogue of a vector; return the arrays of its results.
+
+    Parameters
+    ----------
+    writer, product, vector
+        Those of :func:`store_results`; there is an epilogue.
+    """
+    epilogue, length = product.epilogue, vector.length
+    assert epilogue is not None
+    dtypes = [dtype for _, dtype in output_parameters(product).values()]
+    arrays = ("result", "second_result")[: len(dtypes)]
+    for name, dtype in zip(arrays, dtypes, strict=True):
         writer.script.line(
             f'{name} = T.alloc_buffer(({length},), "{storage_dtype(dtype)}", scope="local")'
         )
     for number in range(length):
         _write_element(writer, product, epilogue, vector, number)
-    for name, (parameter, dtype) in outputs.items():
-        store_vector(writer, (parameter, "place"), name, storage_dtype(dtype), length)
+    return arrays
 
 
 def _write_element(
     writer: Writer, product: TiledProduct, epilogue: Epilogue, vector: ResultVector, number: int
 ) -> None:
     """Write the results of one sum."""
-    value, sums, script = f"{vector.sums}[{number}]", product.sums, writer.script
+    place = str(number) if vector.first == "0" else f"{vector.first} + {number}"
+    value, sums, script = f"{vector.sums}[{place}]", product.sums, writer.script
     # Epilogues are computed in float32, as on other targets: float16 would round at each step.
     if sums == "float16":
         value, sums = f'T.cast({value}, "float32")', "float32"

@@ -33,6 +33,9 @@ LANES = 32
 WARP_GROUP = 4 * LANES
 """Number of threads of a warp group."""
 
+WARP_ROWS = 16
+"""Number of rows of a tile of sums that a warp holds."""
+
 GROUPS, GROUP_LANES = 8, 4
 """Number of groups of a warp, and of lanes of a group, in the PTX ISA's maps of fragments."""
 

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cpembed.codegen.epilogue import Epilogue, Placement
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.placement import Placement
 from cpembed.codegen.program_nest import vector_operand
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec

@@ -6,12 +6,12 @@ Their schedules are ranked by estimates on a described GPU.
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from cpembed.targets.cuda.emulator.executor import COMPILER, Counters
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
-from cpembed.targets.cuda.multistage.space import RefinedSpace
+from cpembed.targets.cuda.multistage.space import RASTER_GROUPS, SPLITS, RefinedSpace
 from cpembed.targets.cuda.multistage.traffic import work_of
 from cpembed.targets.cuda.saving.target import SavingTarget
 from cpembed.targets.cuda.tuning import MEASURED, CudaTuner
@@ -47,9 +47,9 @@ ROW_TILES = (1, 2, 4)
 COLUMN_TILES = (1, 2, 4, 8)
 DEPTHS = (1, 2, 4)
 STAGES = (2, 3, 4)
-GROUPS = (1, 4, 8)
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
+L = TypeVar("L")
+S = TypeVar("S")
 
 AnySchedule = KernelSchedule | SpecializedSchedule
 """Schedule of a kernel whose warps copy by ``cp.async``, or are fed by bulk copies."""
@@ -68,7 +68,7 @@ class CudaSpace(RefinedSpace[AnySchedule]):
         "tile": tuple(itertools.product(ROW_TILES, COLUMN_TILES)),
         "depth": DEPTHS,
         "stages": STAGES,
-        "group": GROUPS,
+        "group": RASTER_GROUPS,
         "splits": SPLITS,
     }
 
@@ -119,11 +119,11 @@ class CudaSpace(RefinedSpace[AnySchedule]):
 
     def plain(self) -> Iterator[Scored[AnySchedule]]:
         """Yield schedules without groups and splits."""
-        yield from self._copied_by_warps()
+        yield from self.fitting(self._copied_by_warps())
         if self.bulk is not None:
             yield from self.bulk.plain()
 
-    def _copied_by_warps(self) -> Iterator[Scored[AnySchedule]]:
+    def _copied_by_warps(self) -> Iterator[KernelSchedule]:
         _, rows, columns, depth = self.product.tiles
         layouts = itertools.product(range(len(self.product.first)), range(len(self.product.second)))
         for pair, warps, tile, deep, stages in itertools.product(
@@ -136,26 +136,19 @@ class CudaSpace(RefinedSpace[AnySchedule]):
             schedule = KernelSchedule(warps, tile, deep, stages, layouts=pair)
             block = schedule.block
             # A block of twice as many tiles as there are leaves half of its warps idle.
-            if (1 < block[0] >= 2 * rows) or (1 < block[1] >= 2 * columns):
-                continue
-            try:
-                yield self.scored(schedule)
-            except LoweringError:
-                continue
+            if not ((1 < block[0] >= 2 * rows) or (1 < block[1] >= 2 * columns)):
+                yield schedule
 
     def refinements(self, schedule: AnySchedule) -> Iterator[Scored[AnySchedule]]:
         """Yield a schedule with groups and splits."""
         if isinstance(schedule, SpecializedSchedule):
             yield from self._bulk.refinements(schedule)
             return
-        depth = self.product.tiles[3]
-        for group, splits in itertools.product(GROUPS, SPLITS):
-            # Every part of a split reduction has at least two stages.
-            if (group, splits) == (1, 1) or splits * schedule.depth > max(1, depth // 2):
-                continue
-            # Results that are placed in a larger buffer have no splits.
-            with suppress(LoweringError):
-                yield self.scored(replace(schedule, group=group, splits=splits))
+        # Results that are placed in a larger buffer have no splits.
+        yield from self.fitting(
+            replace(schedule, group=group, splits=splits)
+            for group, splits in self.splits_of(schedule.depth)
+        )
 
     def rank(self, item: Scored[AnySchedule]) -> tuple[float, ...]:
         # Of equal estimates, the schedule whose blocks wait less comes first.
@@ -208,12 +201,11 @@ class CudaDetails(Details):
         return [("measure", text)]
 
 
-class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, AnySchedule, CudaKernels]):
-    """Emulated Tensor Cores; times are estimates for the first GPU of the specification."""
+class EmulatedTarget(ChainTarget, SavingTarget, Target[L, S, CudaKernels]):
+    """Emulated kernels of products; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
     follows_machine = True
-    has_tensorir = True
     tuner = CudaTuner
 
     @cached_property
@@ -226,6 +218,23 @@ class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, AnySchedule, Cu
 
     def missing(self) -> tuple[str, ...]:
         return COMPILER.missing()
+
+    def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
+        # Emulation takes no time that says anything of a GPU; the estimate is in the details.
+        return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
+
+    @abstractmethod
+    def schedule_from(self, document: Mapping[str, Any]) -> S:
+        """Return the schedule of :meth:`schedule_json`."""
+
+    def schedule_of(self, trial: PlainTrial) -> S:
+        return self.schedule_from(trial.schedule)
+
+
+class CudaTarget(EmulatedTarget[TiledProduct, AnySchedule]):
+    """Emulated Tensor Cores."""
+
+    has_tensorir = True
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> TiledProduct:
         return lower(program, self.spec, epilogue)
@@ -253,20 +262,12 @@ class CudaTarget(ChainTarget, SavingTarget, Target[TiledProduct, AnySchedule, Cu
     def tvm_target(self) -> str:
         return "cuda"
 
-    def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
-        # Emulation takes no time that says anything of a GPU; the estimate is in the details.
-        return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
-
     def schedule_json(self, schedule: AnySchedule) -> dict[str, Any]:
         document: dict[str, Any] = super().schedule_json(schedule)
         # Readers of documents know this member as ``ways``.
         return {("ways" if name == "layouts" else name): v for name, v in document.items()}
 
-    def schedule_of(self, trial: PlainTrial) -> AnySchedule:
-        return self.schedule_from(trial.schedule)
-
     def schedule_from(self, document: Mapping[str, Any]) -> AnySchedule:
-        """Return the schedule of :meth:`schedule_json`."""
         named = {("layouts" if name == "ways" else name): v for name, v in document.items()}
         return msgspec.convert(named, SpecializedSchedule if "loads" in named else KernelSchedule)
 

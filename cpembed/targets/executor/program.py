@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from cpembed.codegen.host_cpu import reported_features
 from cpembed.errors import BackendUnavailable, ExecutionFault, LoweringError
-from cpembed.host_compiler import compiler_command
+from cpembed.host import compiler_command
 from cpembed.stores import SealedFolder, store_folder
 
 Array = NDArray[Any]

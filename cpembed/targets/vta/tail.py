@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.epilogue import MAX_SHIFT, EpilogueRequest
+from cpembed.codegen.epilogue import MAX_SHIFT
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.targets.vta.isa import AluOp

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cpembed.codegen.epilogue import MAX_SHIFT, EpilogueRequest
+from cpembed.codegen.epilogue import MAX_SHIFT
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import InvariantError, ProgramError

@@ -16,17 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cpembed.codegen.epilogue import (
-    BIAS,
-    SCALE,
-    Epilogue,
-    saturated_range,
-)
+from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue
 from cpembed.codegen.instruction import vector_parameter
 from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.codegen.plan import Script
 from cpembed.codegen.values import literal
-from cpembed.ir.dtypes import is_integer
+from cpembed.ir.dtypes import is_integer, saturated_range
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.x86.features import lacking
 

@@ -29,6 +29,7 @@ from cpembed.transform.proof import require
 from cpembed.workloads.convolutions import conv2d
 from cpembed.workloads.suites import layer
 from experiments.common import results_parser, write_results
+from experiments.rieber2021.mappings import digits_text
 
 FOLDER = Path(__file__).resolve().parent
 TOLERANCE = 1.03
@@ -176,15 +177,6 @@ def naive_padding(case: Case, instruction: Instruction) -> Overheads:
     return ranking.candidates[0].overheads
 
 
-def mapping(embedding: Embedding) -> str:
-    """Return the digits of each instruction axis, innermost first."""
-    parts: list[str] = []
-    for name, digits in embedding.digits.items():
-        words = [f"{d.axis}:{d.count}" + (f" by {d.stride}" * (d.stride > 1)) for d in digits]
-        parts.append(f"{name} <- {' '.join(words) or '.'}")
-    return ", ".join(parts)
-
-
 def search(case: Case, constraints: str, reference: Overheads) -> dict[str, Any]:
     """Return the best candidate by score and the smallest, of all embeddings, proven."""
     instruction = load_hardware_spec(case.target).instruction
@@ -213,7 +205,7 @@ def search(case: Case, constraints: str, reference: Overheads) -> dict[str, Any]
             size(cost) / size(reference),
         )
         return {
-            "mapping": mapping(embedding),
+            "mapping": digits_text(embedding),
             **ratios.to_json(),
             "elements": {"data": data, "weights": weights},
             "macs": round(cost.executed_macs / reference.executed_macs, 4),

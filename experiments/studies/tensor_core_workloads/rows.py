@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.driver.epilogue_language import parse_expression
 from cpembed.driver.named import workload
 from cpembed.errors import WorkloadError

@@ -63,7 +63,9 @@ def test_what_the_host_is_faster_at_is_its_part(epilogue: Epilogue, elements: fl
     assert (part.after, len(part.specification.statements)) == (1, 1)
     assert "the host takes" in part.reason or "no instruction computes" in part.reason
     # The host reads sums, a scale for each channel and perhaps a bias, and writes the output.
-    vectors = sum(name in part.text for name in part.specification.constants)
+    vectors = sum(
+        name in str(part.specification.statements) for name in part.specification.constants
+    )
     count = 2 * ROWS * CHANNELS + max(1, vectors) * CHANNELS
     assert part.us == pytest.approx(count * elements / network.machine.clock_mhz, rel=0.01)
     assert network.on_host == (part,)

@@ -17,7 +17,7 @@ from cpembed.accelerator.machine_code import c_text, save
 from cpembed.accelerator.program import Loop, Node
 from cpembed.accelerator.trace import unroll
 from cpembed.errors import LoweringError
-from cpembed.host_compiler import compiler_command
+from cpembed.host import compiler_command
 from cpembed.hw.isa_reader import load_instruction_set
 from tests.compilers import needs_executor
 from tests.unit.accelerator.random_programs import random_case, random_machine

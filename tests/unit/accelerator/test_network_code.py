@@ -21,7 +21,7 @@ from cpembed.accelerator.program import Program
 from cpembed.errors import BackendUnavailable
 from cpembed.graph.graph import Graph
 from cpembed.graph.passes import prepare
-from cpembed.host_compiler import compiler_command
+from cpembed.host import compiler_command
 from cpembed.hw.isa_reader import load_instruction_set
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.network.inputs import random_inputs

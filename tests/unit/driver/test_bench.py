@@ -228,6 +228,20 @@ def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
     assert [name for name in summary if f"`{name}`" not in page] == []
 
 
+def test_an_emulated_target_has_estimates_and_no_latency(tmp_path: Path) -> None:
+    table = tmp_path / "layers.csv"
+    table.write_text("layer\ngemm m=9 n=17 k=33\n", encoding="utf-8")
+    bench = complete(open_bench(str(table), "mma_f16", machine="rtx_4090", results=tmp_path))
+    (row,) = bench.finished()
+    assert row.run is not None
+    assert row.run.selection is not None
+    text = printed(bench)
+    assert "estimated us" in text
+    assert f"{row.run.selection.estimated:.2f}" in text
+    assert "for rtx_4090, packing" in text
+    assert "latency" not in text
+
+
 @pytest.mark.slow
 def test_a_layer_that_cannot_be_lowered_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,12 +12,12 @@ import pytest
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import TileDimension
 from cpembed.hw.isa import OperandPlace, StrideSource
-from cpembed.hw.isa_checks import value_range
 from cpembed.hw.isa_places import first_overlap
 from cpembed.hw.isa_reader import load_instruction_set, read_instruction_set
 from cpembed.ir.arithmetic import evaluate
 from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.grammar import parse_body
+from cpembed.ir.ranges import typed_range
 from tests.unit.hw.isa_toy import SMALL_SET, saved
 
 
@@ -172,7 +172,7 @@ def test_memories_are_fed_and_emptied_as_paths_say() -> None:
 def test_ranges_hold_every_value(text: str) -> None:
     expression = parse_body(f"C[] = {text}").statements[0].value
     for dtypes in ({"A": "int4", "B": "uint4"}, {"A": "int4", "B": "int4"}):
-        bounds = value_range(expression, dtypes)
+        bounds = typed_range(expression, dtypes)
         assert bounds is not None
         ends = (dtype_info(dtypes[name]).integer_range for name in "AB")
         grids = np.meshgrid(*(np.arange(low, high + 1) for low, high in ends), indexing="ij")

@@ -10,9 +10,8 @@ import pytest
 from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Product, TensorType
-from cpembed.graph.passes.expressions import apply
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.ir.scalars import Input
+from cpembed.ir.scalars import Input, apply
 from cpembed.network.host_work import epilogue_on_host, host_target, product_on_host
 from cpembed.network.stepwise import run_stepwise
 from cpembed.network.stepwise_document import stepwise_document

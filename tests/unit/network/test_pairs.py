@@ -15,8 +15,8 @@ from cpembed.driver.matching import network_units
 from cpembed.frontends.products import Window, convolution
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds import Elementwise, Input, Pool, Product
-from cpembed.graph.passes.expressions import apply
 from cpembed.ir.dtypes import as_stored, as_typed, is_integer
+from cpembed.ir.scalars import apply
 from cpembed.network.build import prepared_and_named
 from cpembed.network.convolution_methods import ProductLayouts
 from cpembed.network.document import network_document

@@ -27,10 +27,10 @@ from cpembed.graph.kinds import (
     TensorType,
 )
 from cpembed.graph.kinds.base import Array
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.quantized_attention import split_quantized_attentions
 from cpembed.ir.dtypes import as_stored
 from cpembed.ir.parser import parse_computation
+from cpembed.ir.scalars import apply
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.plan import Planning

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.driver.named import workload
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run

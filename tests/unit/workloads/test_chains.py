@@ -195,6 +195,7 @@ def one_row(
         ("mask=kq", "mask=kq is none of"),
         ("mask=hq", "mask=hq is none of"),
         ("mask mask_type=float64", "mask_type=float64 is none of"),
+        ("mask_type=uint8", "mask_type=uint8 is of a mask"),
         ("window=3", "window is of causal=1"),
         ("cap=-1", "cap=-1 is not positive"),
         ("cap=nan", "cap=nan is not a finite number"),

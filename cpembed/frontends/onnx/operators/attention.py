@@ -8,10 +8,11 @@ import math
 import numpy as np
 
 from cpembed.frontends.attention import Scores, attention
-from cpembed.frontends.expressions import X, Y, add, apply, less, sub, where
+from cpembed.frontends.expressions import X, Y, add, less, sub, where
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.contributed import rotated_pairs
 from cpembed.graph.kinds import CacheUpdate, Gather
+from cpembed.ir.scalars import apply
 
 
 def split_heads(call: Call, x: str, count: int) -> str:

@@ -10,21 +10,10 @@ from typing import cast
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.expressions import (
-    X,
-    Y,
-    add,
-    apply,
-    differ,
-    div,
-    equal,
-    less,
-    mul,
-    sub,
-    where,
-)
+from cpembed.frontends.expressions import X, Y, add, differ, div, equal, less, mul, sub, where
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.graph.kinds import Gather, Reduce, Softmax
+from cpembed.ir.scalars import apply
 
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC")
 """Functions of a model's scores that are read; the format has two more."""

@@ -15,12 +15,13 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
-from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
+from cpembed.frontends.expressions import X, Y, Z, add, div, mul, sub
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators import movement, products, quantization
 from cpembed.frontends.sampling import conjugated, fourier
 from cpembed.graph.kinds import Gather, Input, LayerNorm, Reduce, Scalar, Softmax
 from cpembed.graph.kinds.base import axis_of
+from cpembed.ir.scalars import apply
 
 
 def _channels_first(call: Call, tensor: str) -> str:

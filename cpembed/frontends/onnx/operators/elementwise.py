@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from cpembed.frontends import expressions as e
-from cpembed.frontends.expressions import X, Y, Z, apply, function
+from cpembed.frontends.expressions import X, Y, Z, function
 from cpembed.frontends.narrow import IN_BYTES, narrowed, widened
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.graph.kinds import Bitcast, Input, Reshape, Scalar
+from cpembed.ir.scalars import apply
 
 
 def _unary(expression: Scalar, dtype: str | None = None) -> Translation:

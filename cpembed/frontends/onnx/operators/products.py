@@ -16,13 +16,14 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
-from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
+from cpembed.frontends.expressions import X, Y, Z, add, div, mul, sub
 from cpembed.frontends.indexed import maxima_with_places
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.products import Window
 from cpembed.graph.kinds import Input, Product, Reduce
 from cpembed.ir.dtypes import accumulator
 from cpembed.ir.parser import parse_computation
+from cpembed.ir.scalars import apply
 
 _LARGEST = 1 << 20
 """Maximum stride, dilation, size and padding of a window: beyond it a file is damaged."""

@@ -17,7 +17,7 @@ import numpy as np
 from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
 from cpembed.frontends.composites import shape_without_elements
-from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
+from cpembed.frontends.expressions import X, Y, Z, add, div, mul, sub
 from cpembed.frontends.narrow import INTEGERS, narrowed, widened
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.elementwise import element_type
@@ -39,6 +39,7 @@ from cpembed.graph.kinds import (
     Softmax,
 )
 from cpembed.graph.kinds.base import Array, axis_of
+from cpembed.ir.scalars import apply
 
 # -- conversions ----------------------------------------------------------------------------------
 

@@ -7,11 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from cpembed.frontends.expressions import X, Y, Z, add, apply, div, equal, mul, sub, where
+from cpembed.frontends.expressions import X, Y, Z, add, div, equal, mul, sub, where
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.products import pooled_image
 from cpembed.graph.kinds import Gather, LayerNorm, Reduce, Scalar, Softmax
 from cpembed.graph.kinds.base import axis_of
+from cpembed.ir.scalars import apply
 
 
 def _axes(call: Call) -> tuple[int, ...]:

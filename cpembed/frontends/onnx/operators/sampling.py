@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.expressions import X, Y, apply, mul
+from cpembed.frontends.expressions import X, Y, mul
 from cpembed.frontends.indexed import overlapped, unpooled
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.elementwise import element_type
@@ -24,6 +24,7 @@ from cpembed.frontends.sampling import (
 )
 from cpembed.graph.kinds import Gather, Reduce, Scalar
 from cpembed.graph.kinds.base import Array, axis_of
+from cpembed.ir.scalars import apply
 
 _LARGEST_TABLE = 1 << 24
 """Maximum number of elements of a matrix that a model has computed."""

@@ -13,22 +13,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.frontends.expressions import (
-    X,
-    Y,
-    add,
-    apply,
-    differ,
-    div,
-    equal,
-    less,
-    mul,
-    sub,
-    where,
-)
+from cpembed.frontends.expressions import X, Y, add, differ, div, equal, less, mul, sub, where
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.classical import TRANSFORMS, feature_rows, transformed_scores
 from cpembed.graph.kinds import Concat, Gather, Input, Reduce, Scalar
+from cpembed.ir.scalars import apply
 
 Array = NDArray[Any]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cpembed.frontends import expressions as e
 from cpembed.frontends.emitter import is_float
-from cpembed.frontends.expressions import X, apply, div, function, mul, number
+from cpembed.frontends.expressions import X, div, function, mul
 from cpembed.frontends.torch.call import Call, Handler, Results, table
 from cpembed.graph.kinds import (
     Elementwise,
@@ -20,6 +20,7 @@ from cpembed.graph.kinds import (
     Scalar,
 )
 from cpembed.graph.kinds.elementwise import computing_dtype
+from cpembed.ir.scalars import apply
 
 Unary = Callable[[Scalar], Scalar]
 Binary = Callable[[Scalar, Scalar], Scalar]
@@ -35,7 +36,7 @@ def _write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
     arguments: list[Scalar] = []
     for value in values:
         if not isinstance(value, str):
-            arguments.append(number(value))
+            arguments.append(Number(value))
             continue
         constant = call.value(value) if call.shape(value) == () else None
         if constant is None:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from cpembed.frontends.emitter import is_float
-from cpembed.frontends.expressions import X, Y, Z, add, apply, differ, div, equal, less, sub, where
+from cpembed.frontends.expressions import X, Y, Z, add, differ, div, equal, less, sub, where
 from cpembed.frontends.indexed import (
     scattered_at,
     scattered_elements,
@@ -18,6 +18,7 @@ from cpembed.frontends.indexed import (
 )
 from cpembed.frontends.torch.call import Call, Handler, Results, table
 from cpembed.graph.kinds import Gather, Reduce
+from cpembed.ir.scalars import apply
 
 _LARGEST_COMPARISON = 1 << 26
 """Maximum number of comparisons of a search, all of which are made."""

@@ -15,7 +15,7 @@ import numpy as np
 from cpembed.frontends import expressions as e
 from cpembed.frontends.attention import Scores, attention
 from cpembed.frontends.emitter import is_float
-from cpembed.frontends.expressions import X, Y, add, apply, mul
+from cpembed.frontends.expressions import X, Y, add, mul
 from cpembed.frontends.grouped import Weights, grouped_product
 from cpembed.frontends.indexed import maxima_with_places, overlapped, unpooled
 from cpembed.frontends.products import Window, matrix_product
@@ -24,6 +24,7 @@ from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
 from cpembed.graph.kinds import Gather, Reduce
 from cpembed.graph.kinds.base import Array
 from cpembed.ir.index import row_major_strides
+from cpembed.ir.scalars import apply
 
 # -- convolutions ---------------------------------------------------------------------------------
 

@@ -8,10 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from cpembed.frontends.expressions import X, Y, apply, div, equal, mul, sub, where
+from cpembed.frontends.expressions import X, Y, div, equal, mul, sub, where
 from cpembed.frontends.torch.call import Call, Handler, Results, table
 from cpembed.graph.kinds import LayerNorm, Reduce, Softmax
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.scalars import apply
 
 
 def _axes(call: Call, x: str) -> tuple[int, ...]:

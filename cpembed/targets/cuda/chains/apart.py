@@ -21,7 +21,7 @@ from cpembed.targets.cuda import build
 from cpembed.targets.cuda.build import CudaKernels, CudaText, Kernel, Tensor
 from cpembed.targets.cuda.chains.pairs import Pair
 from cpembed.targets.cuda.chains.pointwise import converted
-from cpembed.targets.cuda.chains.softmax import masked_score, write_scaled
+from cpembed.targets.cuda.chains.row_keys import masked_score, write_scaled
 from cpembed.targets.cuda.emulator.executor import Launch
 from cpembed.targets.cuda.epilogue import vector_parameter
 from cpembed.targets.cuda.instructions import LANES

@@ -10,27 +10,26 @@ that of a product's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 
 from cpembed.codegen.plan import HEADER, buffer, storage_dtype
-from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan, TileFactor
+from cpembed.targets.cuda.chains.copied import copied_tiles
+from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan
 from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.registers import bit_order
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.epilogue import input_declarations, output_declarations
 from cpembed.targets.cuda.instructions import LANES
-from cpembed.targets.cuda.multistage.schedule import CHUNK, MAX_UNROLLED_COPIES
+from cpembed.targets.cuda.multistage.emit import locate_stages, turn_stages
+from cpembed.targets.cuda.multistage.linear_copies import tile_copies
+from cpembed.targets.cuda.multistage.schedule import CHUNK, SharedTile
+from cpembed.targets.cuda.multistage.tile_copies import SWIZZLE_ROWS
 from cpembed.targets.cuda.reduction import STATISTICS
 from cpembed.targets.cuda.results import write_results
 from cpembed.targets.cuda.writer import (
     PARTIAL,
     Writer,
-    digits,
-    guarded_place,
-    index_script,
-    inside_conditions,
     register_pointer,
     shared_pointer,
 )
@@ -54,6 +53,9 @@ def chain_kernel(plan: ChainPlan) -> Writer:
             written = "C" if plan.schedule.splits == 1 else PARTIAL
             elements = plan.schedule.splits * product.output.layout.elements
             writer.script.line(f"T.writes({written}[0 : {elements}])")
+            # Without it ptxas aims at numbers of blocks of its own, for which some kernels spill.
+            blocks = f'"tirx.launch_bounds_min_blocks_per_sm", {plan.min_blocks}'
+            writer.script.line(f"T.attr(0, {blocks})")
             _ChainBody(writer, plan).write()
     return writer
 
@@ -152,35 +154,58 @@ def chunk_after(first: str, number: int) -> str:
     return str(number) if first == "0" else f"({first} + {number})"
 
 
-def write_function(
-    writer: Writer,
-    plan: ChainPlan,
-    softmax: Softmax | None,
-    step: str,
-    *,
-    finish: Callable[[], None] | None = None,
-) -> None:
-    """Write the function between the products, from ``scores`` to ``middle``.
+class _Fragments:
+    """Loads of the fragments of a factor in shared memory.
+
+    Where chunks are permuted, the places of a lane at different chunks of a line are no constant
+    apart. Those of all chunks of 128 bytes are computed before the loop, which adds constants.
 
     Parameters
     ----------
-    writer, plan : Writer, ChainPlan
-    softmax : Softmax or None
-        Writer of the function if it is a softmax.
-    step : str
-        Number of the chunk.
-    finish : callable, optional
-        Writer of the wait for products that read ``middle`` and change the sums.
+    writer : Writer
+    name : str
+        Name of the factor, with which those of variables begin.
+    tile : SharedTile
+    line, chunk : str
+        Expressions of a lane's first line and chunk.
     """
-    if softmax is not None:
-        softmax.write_powers(step)
-    if finish is not None:
-        finish()
-    if softmax is None:
-        write_pointwise(writer, plan, step)
-    else:
-        softmax.rescale()
-        softmax.write_middle()
+
+    def __init__(self, writer: Writer, name: str, tile: SharedTile, line: str, chunk: str) -> None:
+        self.writer, self.name, self.tile = writer, name, tile
+        self.line, self.chunk = line, chunk
+
+    def locate(self, chunks: Iterable[int]) -> None:
+        """Write the places of a lane at some distances of chunks."""
+        script, array = self.writer.script, f"{self.name}_places"
+        numbers = sorted({chunk % SWIZZLE_ROWS for chunk in chunks})
+        script.line(f'{array} = T.alloc_buffer(({numbers[-1] + 1},), "int32", scope="local")')
+        for chunk in numbers:
+            place = self.tile.place(self.line, f"({self.chunk} + {chunk})")
+            script.line(f"{array}[{chunk}] = {place}")
+            # The compiler would compute most of them again in each turn of the loop.
+            self.writer.call("cpembed_opaque", register_pointer(array, str(chunk)))
+
+    def load(self, count: int, registers: str, base: str, lines: int, chunks: int) -> None:
+        """Write a load of matrices.
+
+        Parameters
+        ----------
+        count : int
+            Number of matrices.
+        registers : str
+            Pointer to the first register.
+        base : str
+            Byte at which the tile begins.
+        lines, chunks : int
+            Distance of the matrices from the first ones of the tile; lines are a multiple of 8.
+        """
+        groups, chunk = divmod(chunks, SWIZZLE_ROWS)
+        offset = lines * self.tile.pitch + groups * SWIZZLE_ROWS * CHUNK
+        self.writer.call(
+            f"cpembed_ldmatrix_x{count}{'_trans' * self.tile.transposed}",
+            registers,
+            shared_pointer(f"{self.name}_places[{chunk}] + {base} + {offset}"),
+        )
 
 
 class _ChainBody:
@@ -193,40 +218,53 @@ class _ChainBody:
         self.softmax = (
             Softmax(writer, plan) if isinstance(plan.chain.function, RowSoftmax) else None
         )
+        self.in_registers = self.schedule.via == "registers"
+        self.copies = tuple(tile_copies(writer, copied) for copied in copied_tiles(plan))
+        self._sums = self.instruction.registers[2]
+        self._locate_fragments()
 
     def write(self) -> None:
+        plan, stages = self.plan, self.schedule.stages
+        ring = (plan.stage_start, plan.stage_bytes, stages)
         self._allocate()
         self._locate_thread()
-        locate_block(self.writer, self.plan)
-        first, last = locate_chunks(self.writer, self.plan, self.softmax)
+        locate_block(self.writer, plan)
+        first, last = locate_chunks(self.writer, plan, self.softmax)
         if self.softmax is not None:
             self.softmax.begin()
-        stages = self.schedule.stages
-        self._copy(self.plan.rows_factor, "0", "0")
+        for copies in self.copies:
+            copies.prepare()
+        self._write_places()
+        self.copies[0].copy("0", "0")
         for number in range(stages - 1):
             chunk = chunk_after(first, number)
             with self.script.nested(f"if {chunk} < {last}:"):
-                self._load_stage(chunk, f"({chunk} % {stages})")
+                self._load_stage(chunk, str(plan.stage_start + number * plan.stage_bytes))
             self.writer.call("cpembed_cp_async_commit")
-        if self.plan.holds_rows:
+        if plan.holds_rows:
             self._hold_rows()
+        locate_stages(self.script, *ring)
         with self.script.nested(f"for step in T.serial({first}, {last}):"):
             # The chunk that is multiplied next has arrived; those after it may be in flight.
             self.writer.call(f"cpembed_cp_async_wait_{stages - 2}")
             self.writer.barrier()
             later = f"(step + {stages - 1})"
             with self.script.nested(f"if {later} < {last}:"):
-                self._load_stage(later, f"({later} % {stages})")
+                self._load_stage(later, "filling[0]")
             self.writer.call("cpembed_cp_async_commit")
-            base = f"{self.plan.stage_start} + step % {stages} * {self.plan.stage_bytes}"
-            self._multiply_first(base)
-            write_function(self.writer, self.plan, self.softmax, "step")
-            self._multiply_second(base)
+            self._multiply_first()
+            if self.softmax is None:
+                write_pointwise(self.writer, plan, "step")
+            else:
+                self.softmax.write_powers("step", rescale=True)
+                self.softmax.write_middle()
+            self._multiply_second()
+            turn_stages(self.script, *ring)
         self.writer.call("cpembed_cp_async_wait_0")
         self.writer.barrier()
         if self.softmax is not None:
             self.softmax.end()
-        write_results(self.writer, self.plan.result)
+        write_results(self.writer, plan.result)
 
     def _allocate(self) -> None:
         plan, schedule = self.plan, self.schedule
@@ -236,15 +274,14 @@ class _ChainBody:
         # TVM shrinks shared memory to the accesses that it sees, so the last byte is touched.
         self.script.line(f"T.evaluate({shared_pointer(str(shared_bytes - 1))})")
         fragments = schedule.rows * (plan.first.tiles[3] if plan.holds_rows else 1) * first
-        middle = schedule.rows * self.instruction.m * self.instruction.k // LANES
-        if schedule.via == "registers":
-            middle *= schedule.chunk
+        middle = schedule.rows * self._elements * (schedule.chunk if self.in_registers else 1)
         results = schedule.rows * plan.warp_columns * sums
         scores = schedule.rows * plan.warp_column_tiles * sums
-        dtype, factors = self._sums_dtype(), storage_dtype(plan.chain.factors)
+        dtype, factors = plan.second.sums, storage_dtype(plan.chain.factors)
         for name, count, kind in (
             ("held", fragments, "uint32"),
-            ("columns", 2 * second, "uint32"),
+            # Two sets: one is multiplied while the other is loaded.
+            ("columns", 2 * 2 * second, "uint32"),
             ("scores", scores, dtype),
             ("middle", middle, factors),
             ("sums", results, dtype),
@@ -253,8 +290,10 @@ class _ChainBody:
         with self.script.nested(f"for i in T.unroll({results}):"):
             self.script.line(f"sums[i] = T.{dtype}(0)")
 
-    def _sums_dtype(self) -> str:
-        return self.plan.second.sums
+    @property
+    def _elements(self) -> int:
+        """Number of a lane's elements of an instruction tile of the operand between."""
+        return self.instruction.m * self.instruction.k // LANES
 
     def _locate_thread(self) -> None:
         """Write the lane, and the warp's place in the block."""
@@ -267,89 +306,40 @@ class _ChainBody:
             )
         )
 
-    # -- copies -----------------------------------------------------------------------------------
+    def _load_stage(self, chunk: str, base: str) -> None:
+        self.copies[1].copy(chunk, base)
+        self.copies[2].copy(chunk, f"{base} + {self.plan.columns_factor.tile.bytes}")
 
-    def _load_stage(self, chunk: str, stage: str) -> None:
-        base = f"{self.plan.stage_start} + {stage} * {self.plan.stage_bytes}"
-        columns = self.plan.columns_factor
-        self._copy(columns, chunk, base)
-        self._copy(self.plan.second_factor, chunk, f"{base} + {columns.tile.bytes}")
+    # -- fragments --------------------------------------------------------------------------------
 
-    def _copy(self, factor: TileFactor, chunk: str, base: str) -> None:
-        """Write the copies of a factor's tile to the byte ``base``."""
-        threads = self.plan.threads
-        full_turns, rest = divmod(factor.vectors, threads)
-        turns = full_turns + bool(rest)
-        loop = "unroll" if factor.tile.width >= 4 and turns <= MAX_UNROLLED_COPIES else "serial"
-        with self.script.nested(f"for turn in T.{loop}({turns}):"):
-            self.script.line(f"slot = turn * {threads} + thread")
-            # All lanes of a warp, or none: a tile has a multiple of 32 vectors.
-            with self.script.nested(*[f"if slot < {factor.vectors}:"] * bool(rest)):
-                self._locate_vector(factor, chunk)
-                self._copy_vector(factor, base)
+    def _locate_fragments(self) -> None:
+        """Describe the loads of fragments of the factors and of the operand between."""
+        plan, writer, (m, n) = self.plan, self.writer, (self.instruction.m, self.instruction.n)
+        row = f"(warp_row * {self.schedule.rows * m} + lane % 16)"
+        self.rows = _Fragments(writer, "rows", plan.rows_factor.tile, row, "lane // 16")
+        self.middle = _Fragments(writer, "middle", plan.middle, row, "lane // 16")
+        # Four matrices are the columns of two instruction tiles.
+        column = "(warp_column * {} + lane // 16 * {} + lane % 8)"
+        line = column.format(plan.warp_column_tiles * n, n)
+        tile = plan.columns_factor.tile
+        self.columns = _Fragments(writer, "columns", tile, line, "lane // 8 % 2")
+        line, chunk = column.format(plan.warp_columns * n, n), "lane // 8 % 2"
+        tile = plan.second_factor.tile
+        if tile.transposed:
+            # Lines are steps of the depth, whose order is that of the coupling.
+            line = bit_order("(lane % 8 + lane // 8 % 2 * 8)", plan.order)
+            chunk = f"warp_column * {plan.warp_columns} + lane // 16"
+        self.second = _Fragments(writer, "second", tile, line, chunk)
 
-    def _locate_vector(self, factor: TileFactor, chunk: str) -> None:
-        """Write ``place``, the number of a slot's vector in its factor, and ``valid``."""
-        product, operand = factor.product, factor.operand
-        per_line = factor.length // operand.length
-        self.script.lines(
-            (
-                f"shared_row = slot // {per_line}",
-                f"element = slot % {per_line} * {operand.length}",
-            )
-        )
-        instruction = product.instruction
-        # Positions along rows or columns of tiles, and along the depth.
-        across, deep = "shared_row", "element"
-        if not factor.along_depth:
-            across, deep = deep, across
-        number = 0 if factor.role == "A" else 1
-        extent = instruction.m if number == 0 else instruction.n
-        tiles, depths = {
-            "A": ("row", ""),
-            "B": (f"{chunk} * {self.plan.column_tiles}", ""),
-            "B2": ("column", f"{chunk} * {self.schedule.chunk} + "),
-        }[factor.role]
-        self.script.lines(
-            (
-                f"tile = {tiles} + {across} // {extent}",
-                f"deep = {depths}{deep} // {instruction.k}",
-            )
-        )
-        loops = product.rows if number == 0 else product.columns
-        values = {
-            **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
-            **digits("batch", product.batch),
-            **digits("tile", loops),
-            **digits("deep", product.depth),
-            product.axes[number]: f"{across} % {extent}",
-            product.axes[2]: f"{deep} % {instruction.k}",
-        }
-        extents = product.program.extents
-        conditions = [f"tile < {product.tiles[1 + number]}", f"deep < {product.tiles[3]}"]
-        conditions += inside_conditions(operand, values, extents)
-        address = index_script(operand.address, values, extents)
-        self.script.lines(guarded_place(conditions, address))
-
-    def _copy_vector(self, factor: TileFactor, base: str) -> None:
-        """Write the copy of a vector into shared memory, asynchronous if it has 4 bytes or more."""
-        operand, tile = factor.operand, factor.tile
-        size = size_bytes(operand.layout.dtype)
-        chunk, offset = f"element * {size} // {CHUNK}", f"element * {size} % {CHUNK}"
-        target = shared_pointer(f"{base} + {tile.place('shared_row', chunk)} + {offset}")
-        pointer = f"T.address_of({factor.role}[place])"
-        if tile.width >= 4:
-            self.writer.call(f"cpembed_cp_async_{tile.width}", target, pointer, "valid")
-            return
-        # Shorter than cp.async takes: through registers, without overlap.
-        name, dtype = f"{factor.role}_one", storage_dtype(operand.layout.dtype)
-        self.script.line(f'{name} = T.alloc_buffer(({operand.length},), "{dtype}", scope="local")')
-        self.writer.call(
-            f"cpembed_load_{tile.width}", register_pointer(name, "0"), pointer, "valid"
-        )
-        self.writer.call(f"cpembed_shared_store_{tile.width}", target, register_pointer(name, "0"))
-
-    # -- products ---------------------------------------------------------------------------------
+    def _write_places(self) -> None:
+        """Write the places of all fragments that a lane loads."""
+        depth = 2 * self.plan.first.tiles[3]
+        self.rows.locate(range(0, depth, 2))
+        self.columns.locate(range(0, depth, 2))
+        along = self.plan.warp_columns if self.second.tile.transposed else 2 * self.schedule.chunk
+        self.second.locate(range(0, along, 2))
+        if not self.in_registers:
+            self.middle.locate(range(0, 2 * self.schedule.chunk, 2))
 
     def _hold_rows(self) -> None:
         """Write the loads of all fragments of the block's rows, which stay in registers."""
@@ -357,121 +347,136 @@ class _ChainBody:
         self.writer.call(f"cpembed_cp_async_wait_{max(0, self.schedule.stages - 2)}")
         self.writer.barrier()
         depth = self.plan.first.tiles[3]
-        with self.script.nested(f"for inner in T.unroll({depth}):"):
-            self._load_rows(lambda i: f"({i} * {depth} + inner)")
+        for inner in range(depth):
+            self._load_rows(inner, "0", lambda i, inner=inner: i * depth + inner)
 
-    def _load_rows(self, place: Callable[[str], str]) -> None:
-        """Write loads of the fragments of the warp's rows at ``inner``."""
-        rows, factor = self.schedule.rows, self.plan.rows_factor
-        with self.script.nested(f"for i in T.unroll({rows}):"):
-            row = f"(warp_row * {rows} + i) * {self.instruction.m} + lane % 16"
-            byte = factor.tile.place(row, "inner * 2 + lane // 16")
-            register = f"{place('i')} * {self.instruction.registers[0]}"
-            self.writer.call(
-                "cpembed_ldmatrix_x4", register_pointer("held", register), shared_pointer(byte)
-            )
+    def _load_rows(self, inner: int, base: str, place: Callable[[int], int]) -> None:
+        """Write loads of the fragments of the warp's rows at a tile of the depth."""
+        for i in range(self.schedule.rows):
+            register = register_pointer("held", str(place(i) * self.instruction.registers[0]))
+            self.rows.load(4, register, base, i * self.instruction.m, 2 * inner)
 
-    def _multiply_first(self, base: str) -> None:
-        """Write the first product of a chunk."""
-        plan, rows = self.plan, self.schedule.rows
-        depth, tiles, count = plan.first.tiles[3], plan.warp_column_tiles, self._sums
-        dtype = self._sums_dtype()
-        with self.script.nested(f"for i in T.unroll({rows * tiles * count}):"):
-            self.script.line(f"scores[i] = T.{dtype}(0)")
-        kind = "unroll" if depth <= MAX_UNROLLED else "serial"
-        with self.script.nested(f"for inner in T.{kind}({depth}):"):
-            if not plan.holds_rows:
-                self._load_rows(lambda i: i)
-            register = f"(i * {depth} + inner)" if plan.holds_rows else "i"
-            with self.script.nested(f"for j in T.unroll({tiles // 2}):"):
-                line = f"(warp_column * {tiles} + j * 2 + lane // 16) * {self.instruction.n} + "
-                self._load_columns(plan.columns_factor, base, f"{line}lane % 8", "inner", 4)
-                with self.script.nested("for u in T.unroll(2):", f"for i in T.unroll({rows}):"):
-                    self.writer.call(
-                        self.instruction.mma_function,
-                        register_pointer("scores", f"(i * {tiles} + j * 2 + u) * {count}"),
-                        register_pointer("held", f"{register} * {self.instruction.registers[0]}"),
-                        register_pointer("columns", f"u * {self.instruction.registers[1]}"),
-                    )
+    # -- products ---------------------------------------------------------------------------------
 
-    @property
-    def _sums(self) -> int:
-        return self.instruction.registers[2]
-
-    def _load_columns(
-        self, factor: TileFactor, base: str, line: str, inner: str, count: int
+    def _multiply_pairs(
+        self,
+        pairs: Sequence[tuple[int, int]],
+        load: Callable[[int, int, str], None],
+        multiply: Callable[[int, int, str], None],
     ) -> None:
-        """Write the load of columns of a factor whose lines run along the depth."""
-        byte = factor.tile.place(line, f"{inner} * 2 + lane // 8 % 2")
-        self.writer.call(
-            f"cpembed_ldmatrix_x{count}",
-            register_pointer("columns", "0"),
-            shared_pointer(f"{base} + {byte}"),
-        )
+        """Write products of pairs of columns, each loaded while the one before is multiplied.
 
-    def _multiply_second(self, base: str) -> None:
-        """Write the second product of a chunk."""
-        plan = self.plan
-        base = f"{base} + {plan.columns_factor.tile.bytes}"
-        elements = self.instruction.m * self.instruction.k // LANES
-        in_registers = self.schedule.via == "registers"
-        if not in_registers:
-            # The operand between is another warp's too.
-            self.writer.barrier()
-        with self.script.nested(f"for inner in T.unroll({self.schedule.chunk}):"):
-            if not in_registers:
-                self._load_middle()
-            place = f"(i * {self.schedule.chunk} + inner)" if in_registers else "i"
-            pairs, rest = divmod(plan.warp_columns, 2)
-            if pairs:
-                with self.script.nested(f"for j in T.unroll({pairs}):"):
-                    self._load_second(base, "j * 2", 4)
-                    with self.script.nested("for u in T.unroll(2):"):
-                        self._multiply_tile("j * 2 + u", f"{place} * {elements}", "u")
-            if rest:
-                self._load_second(base, str(plan.warp_columns - 1), 2)
-                self._multiply_tile(str(plan.warp_columns - 1), f"{place} * {elements}", "0")
+        Parameters
+        ----------
+        pairs : sequence of tuple of int and int
+            Tile of the depth, and first tile of the columns.
+        load, multiply : callable
+            Writers of a pair's loads and products, with the register of its fragments.
+        """
+        registers = [f"{number % 2 * 2 * self.instruction.registers[1]}" for number in range(2)]
+        for number in range(len(pairs) + 1):
+            if number < len(pairs):
+                load(*pairs[number], registers[number % 2])
+            if number:
+                multiply(*pairs[number - 1], registers[(number - 1) % 2])
 
-    def _multiply_tile(self, column: str, middle: str, number: str) -> None:
-        rows, columns = self.schedule.rows, self.plan.warp_columns
-        with self.script.nested(f"for i in T.unroll({rows}):"):
+    def _multiply(
+        self, sums: tuple[str, int, int], factor: tuple[str, int, int], columns: str, tiles: int
+    ) -> None:
+        """Write products of all rows with the columns of a pair of tiles.
+
+        Parameters
+        ----------
+        sums, factor : tuple of str, int and int
+            Array of the sums and of the first factor, with the first register, and the number of
+            registers from one tile of rows to the next.
+        columns : str
+            First register of the columns.
+        tiles : int
+            Number of tiles of columns, 1 or 2.
+        """
+        count, second = self._sums, self.instruction.registers[1]
+        with self.script.nested(
+            f"for u in T.unroll({tiles}):", f"for i in T.unroll({self.schedule.rows}):"
+        ):
             self.writer.call(
                 self.instruction.mma_function,
-                register_pointer("sums", f"(i * {columns} + {column}) * {self._sums}"),
-                register_pointer("middle", middle),
-                register_pointer("columns", f"{number} * {self.instruction.registers[1]}"),
+                register_pointer(sums[0], f"{sums[1]} + i * {sums[2]} + u * {count}"),
+                register_pointer(factor[0], f"{factor[1]} + i * {factor[2]}"),
+                register_pointer("columns", f"{columns} + u * {second}"),
             )
 
-    def _load_middle(self) -> None:
-        """Write loads of the operand between the products from shared memory."""
-        rows, tile = self.schedule.rows, self.plan.middle
-        elements = self.instruction.m * self.instruction.k // LANES
-        with self.script.nested(f"for i in T.unroll({rows}):"):
-            row = f"(warp_row * {rows} + i) * {self.instruction.m} + lane % 16"
-            byte = f"{self.plan.rows_factor.tile.bytes} + "
-            byte += tile.place(row, "inner * 2 + lane // 16")
-            self.writer.call(
-                "cpembed_ldmatrix_x4",
-                register_pointer("middle", f"i * {elements}"),
-                shared_pointer(byte),
-            )
-
-    def _load_second(self, base: str, column: str, count: int) -> None:
-        """Write the load of one tile's columns of the second factor, or of two tiles'."""
-        factor, n = self.plan.second_factor, self.instruction.n
-        tile = f"(warp_column * {self.plan.warp_columns} + {column}"
-        tile += " + lane // 16)" if count == 4 else ")"
-        if factor.along_depth:
-            self._load_columns(factor, base, f"{tile} * {n} + lane % 8", "inner", count)
+    def _multiply_first(self) -> None:
+        """Write the first product of a chunk."""
+        plan, rows = self.plan, self.schedule.rows
+        depth, scores = plan.first.tiles[3], rows * plan.warp_column_tiles * self._sums
+        with self.script.nested(f"for i in T.unroll({scores}):"):
+            self.script.line(f"scores[i] = T.{plan.second.sums}(0)")
+        if depth <= MAX_UNROLLED:
+            self._multiply_depth(range(depth), "")
             return
-        # Lines are steps of the depth, whose order is that of the coupling.
-        line = bit_order("(lane % 8 + lane // 8 % 2 * 8)", self.plan.order)
-        byte = factor.tile.place(f"inner * {self.instruction.k} + {line}", tile)
-        self.writer.call(
-            f"cpembed_ldmatrix_x{count}_trans",
-            register_pointer("columns", "0"),
-            shared_pointer(f"{base} + {byte}"),
-        )
+        # A turn has the depth of 128 bytes, within which places are not a constant apart.
+        turns, rest = divmod(depth, SWIZZLE_ROWS // 2)
+        with self.script.nested(f"for turn in T.serial({turns}):"):
+            self._multiply_depth(range(SWIZZLE_ROWS // 2), f" + turn * {SWIZZLE_ROWS * CHUNK}")
+        if rest:
+            self._multiply_depth(range(depth - rest, depth), "")
+
+    def _multiply_depth(self, inners: Sequence[int], further: str) -> None:
+        """Write the first product of some tiles of the depth, at so many bytes further."""
+        plan, depth = self.plan, self.plan.first.tiles[3]
+        first, n, tiles = self.instruction.registers[0], self.instruction.n, plan.warp_column_tiles
+
+        def load(inner: int, column: int, register: str) -> None:
+            if not plan.holds_rows and column == 0 and inner == inners[0]:
+                self._load_rows(inner, f"0{further}", lambda i: i)
+            pointer = register_pointer("columns", register)
+            self.columns.load(4, pointer, f"reading[0]{further}", column * n, 2 * inner)
+
+        def multiply(inner: int, column: int, register: str) -> None:
+            if not plan.holds_rows and column == 0 and inner != inners[0]:
+                self._load_rows(inner, f"0{further}", lambda i: i)
+            place, step = (inner * first, depth * first) if plan.holds_rows else (0, first)
+            sums = ("scores", column * self._sums, tiles * self._sums)
+            self._multiply(sums, ("held", place, step), register, 2)
+
+        pairs = [(inner, column) for inner in inners for column in range(0, tiles, 2)]
+        self._multiply_pairs(pairs, load, multiply)
+
+    def _multiply_second(self) -> None:
+        """Write the second product of a chunk."""
+        plan, chunk, n = self.plan, self.schedule.chunk, self.instruction.n
+        base = f"reading[0] + {plan.columns_factor.tile.bytes}"
+        if not self.in_registers:
+            # The operand between is another warp's too.
+            self.writer.barrier()
+
+        def load(inner: int, column: int, register: str) -> None:
+            count = min(2, plan.warp_columns - column)
+            at = (column * n, 2 * inner)
+            if self.second.tile.transposed:
+                at = (inner * self.instruction.k, column)
+            self.second.load(2 * count, register_pointer("columns", register), base, *at)
+
+        def multiply(inner: int, column: int, register: str) -> None:
+            if not self.in_registers and column == 0:
+                self._load_middle(inner)
+            place, step = 0, self._elements
+            if self.in_registers:
+                place, step = inner * self._elements, chunk * self._elements
+            sums = ("sums", column * self._sums, plan.warp_columns * self._sums)
+            count = min(2, plan.warp_columns - column)
+            self._multiply(sums, ("middle", place, step), register, count)
+
+        pairs = [(i, column) for i in range(chunk) for column in range(0, plan.warp_columns, 2)]
+        self._multiply_pairs(pairs, load, multiply)
+
+    def _load_middle(self, inner: int) -> None:
+        """Write loads of the operand between the products from shared memory."""
+        base = str(self.plan.rows_factor.tile.bytes)
+        for i in range(self.schedule.rows):
+            register = register_pointer("middle", str(i * self._elements))
+            self.middle.load(4, register, base, i * self.instruction.m, 2 * inner)
 
 
 def parameters_of(plan: ChainPlan) -> Mapping[str, str]:

@@ -15,9 +15,9 @@ from cpembed.targets.cuda.chains.emit import (
     locate_chunks,
     result_declarations,
     thread_nest,
-    write_function,
 )
 from cpembed.targets.cuda.chains.group_plan import SHARED_REGISTERS, GroupPlan, PanelFactor
+from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.results import Strip, stage_sums, store_strip
@@ -79,7 +79,9 @@ class _GroupBody:
         self.script.lines(("ring[0] = 0", "ring[1] = 0"))
         self._initialise_barriers()
         of_producers, of_consumers = SHARED_REGISTERS[plan.groups]
-        with self.script.nested(f"if thread >= {plan.consumers}:"):
+        # ptxas takes a shuffled number for one of the warp, and what follows from it too.
+        self.writer.value("warp", "cpembed_uniform", "int32", f"thread // {LANES}")
+        with self.script.nested(f"if warp >= {plan.consumers // LANES}:"):
             if of_producers:
                 self.writer.call(f"cpembed_registers_dec_{of_producers}")
             with self.script.nested(f"if thread == {plan.consumers}:"):
@@ -182,8 +184,7 @@ class _GroupBody:
         self.script.lines(
             (
                 f"lane = thread % {LANES}",
-                f"warp = thread // {LANES}",
-                f"warp_row = thread // {WARP_GROUP}",
+                f"warp_row = warp // {WARP_GROUP // LANES}",
                 # Stage and parity of the second factor, which is a chunk behind the first.
                 'behind = T.alloc_buffer((2,), "int32", scope="local")',
                 "behind[0] = 0",
@@ -212,30 +213,79 @@ class _GroupBody:
 
     def _multiply_all(self, first: str, last: str) -> None:
         """Write the chunks of a block; the first product is a chunk ahead of the second."""
-        plan = self.plan
+        plan, groups = self.plan, self.plan.groups
         self.writer.call("cpembed_mbarrier_wait", self._barrier(plan.rows_panels, ""), "0")
+        self._await_columns()
         self._multiply_first()
         self.writer.call("cpembed_wgmma_wait_0")
         self._release(plan.columns_panels, "ring[0]")
-        write_function(self.writer, plan, self.softmax, first)
         self._advance("ring")
+        self._write_function(first)
+        with self.script.nested(f"if {first} + 1 < {last}:"):
+            self._await_columns()
+        if groups > 1:
+            # As if the last group had issued before: the first one begins.
+            self._arrive_at_turn(f"warp_row == {groups - 1}", "0")
         with self.script.nested(f"for previous in T.serial({first}, {last} - 1):"):
+            if groups > 1:
+                self._await_turn("warp_row")
             self._multiply_first()
             self._multiply_second()
+            if groups > 1:
+                self._arrive_at_turn("", f"T.Select(warp_row == {groups - 1}, 0, warp_row + 1)")
             self.writer.call("cpembed_wgmma_wait_1")
             self._release(plan.columns_panels, "ring[0]")
-            write_function(
-                self.writer, plan, self.softmax, "(previous + 1)", finish=self._finish_second
-            )
             self._advance("ring")
+            self._write_function("(previous + 1)", last)
         self._multiply_second()
         self.writer.call("cpembed_wgmma_wait_0")
+        if groups > 1:
+            # The last group's last arrival: no barrier is left half full.
+            with self.script.nested("if warp_row == 0:"):
+                self._await_turn("warp_row")
 
-    def _finish_second(self) -> None:
-        """Write the wait for the second product, whose factors are free behind it."""
-        self.writer.call("cpembed_wgmma_wait_0")
-        self._release(self.plan.second_panels, "behind[0]")
-        self._advance("behind")
+    def _write_function(self, step: str, last: str | None = None) -> None:
+        """Write the function between the products.
+
+        Parameters
+        ----------
+        step : str
+            Number of the chunk.
+        last : str, optional
+            Number of the chunk behind the last, if products of the chunk before are in flight,
+            which read ``middle`` and change the sums.
+        """
+        softmax = self.softmax
+        if softmax is not None:
+            softmax.write_powers(step, rescale=last is None)
+        if last is not None:
+            # Behind the powers: ptxas moves them beyond a wait for products, where they would
+            # overlap with none, but not beyond this one, which is a loop.
+            with self.script.nested(f"if {step} + 1 < {last}:"):
+                self._await_columns()
+            self.writer.call("cpembed_wgmma_wait_0")
+            self._release(self.plan.second_panels, "behind[0]")
+            self._advance("behind")
+        if softmax is None:
+            write_pointwise(self.writer, self.plan, step)
+            return
+        if last is not None:
+            softmax.rescale()
+        softmax.write_middle()
+
+    def _await_columns(self) -> None:
+        """Write the wait for the first product's columns of the next chunk."""
+        full = self._barrier(self.plan.columns_panels, "ring[0]")
+        self.writer.call("cpembed_mbarrier_wait", full, "ring[1]")
+
+    def _await_turn(self, group: str) -> None:
+        """Write the wait until the group before has issued its products."""
+        self.writer.call("cpembed_named_barrier", f"{group} + 1", str(2 * WARP_GROUP))
+
+    def _arrive_at_turn(self, condition: str, group: str) -> None:
+        """Write that it is a group's turn to issue products, by the group before it."""
+        with self.script.nested(*[f"if {condition}:"] * bool(condition)):
+            self.writer.call("cpembed_named_arrive", f"{group} + 1", str(2 * WARP_GROUP))
 
     def _release(self, factor: PanelFactor, stage: str) -> None:
         with self.script.nested("if lane == 0:"):
@@ -271,8 +321,6 @@ class _GroupBody:
     def _multiply_first(self) -> None:
         """Write the products of the rows with a chunk's columns, which begin the scores."""
         plan, columns = self.plan, self.plan.columns_panels
-        full = self._barrier(columns, "ring[0]")
-        self.writer.call("cpembed_mbarrier_wait", full, "ring[1]")
         name = product_name(
             plan.first.instruction,
             plan.column_tiles * plan.first.instruction.n,

@@ -15,8 +15,9 @@ import numpy as np
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.scalars import operations
 from cpembed.targets.cuda.chains.apart import ApartPlan
+from cpembed.targets.cuda.chains.copied import copied_tiles
 from cpembed.targets.cuda.chains.group_plan import LAUNCH_REGISTERS, GroupPlan
-from cpembed.targets.cuda.chains.plan import ChainPlan, TileFactor
+from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import (
     Gpu,
@@ -26,10 +27,13 @@ from cpembed.targets.cuda.model import (
     product_cycles,
     round_cycles,
 )
+from cpembed.targets.cuda.multistage.linear_copies import LinearCopies, tile_copies
 from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
+from cpembed.targets.cuda.multistage.tile_copies import CopiedTile
 from cpembed.targets.cuda.multistage.traffic import COPY_INSTRUCTIONS, RESULT_INSTRUCTIONS
 from cpembed.targets.cuda.packing import PACKING_THREADS
 from cpembed.targets.cuda.warp_specialized.traffic import MATRIX_BYTES
+from cpembed.targets.cuda.writer import Writer
 from cpembed.workloads.chains import ProductChain, RowSoftmax
 
 POWER_CYCLES = 8
@@ -37,11 +41,20 @@ POWER_CYCLES = 8
 multiprocessor (CUDA C++ Programming Guide, Arithmetic Instructions)."""
 
 # Read off the SASS that nvcc 13 makes for sm_80 of attention of 64 and 128 deep heads.
-SCORE_INSTRUCTIONS = 5
+SCORE_INSTRUCTIONS = 4.6
 """Number of instructions for a score: a maximum, a fused product, a power, a sum, half a
 conversion."""
-ROW_INSTRUCTIONS = 24
-"""Number of instructions for a row of a lane: shuffles, factors, statistics."""
+ROW_INSTRUCTIONS = 6
+"""Number of instructions for a row of a lane in a chunk: shuffles, maxima, a comparison."""
+GROWTH_INSTRUCTIONS = 10
+"""Number of instructions for a row of a lane where a larger score takes the place of the largest,
+beside the products with its sums."""
+CHUNK_INSTRUCTIONS = 20
+"""Number of instructions of a warp for a chunk: barriers, branches, places of stages and copies."""
+LINEAR_INSTRUCTIONS = 2
+"""Number of instructions for a vector that is copied at a constant distance from another."""
+HIDDEN_INSTRUCTIONS = 2
+"""Number of instructions for a score whose key may be hidden by its position."""
 ELEMENT_INSTRUCTIONS = 4
 """Number of instructions for an element of a pointwise function: addend, activation, conversion."""
 ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "fma"})
@@ -101,17 +114,20 @@ def _rows(plan: ChainPlan) -> int:
     return plan.block_rows * plan.first.instruction.m
 
 
-def _copies(factor: TileFactor, gpu: Gpu) -> Phase:
+def _copies(copied: CopiedTile, gpu: Gpu) -> Phase:
     """Return the copies of a factor's tile, without the time until they arrive."""
-    accesses = factor.vectors / LANES
-    wavefronts = factor.vectors * factor.operand.length * size_bytes(factor.operand.layout.dtype)
-    issue = accesses * COPY_INSTRUCTIONS / gpu.unit.schedulers
-    return Phase(0.0, 0.0, wavefronts / WAVEFRONT_BYTES, issue, float(wavefronts))
+    tile = copied.tile
+    is_linear = isinstance(tile_copies(Writer(), copied), LinearCopies)
+    each = LINEAR_INSTRUCTIONS if is_linear else COPY_INSTRUCTIONS
+    issue = tile.copies / LANES * each / gpu.unit.schedulers
+    bytes_copied = float(tile.copies * tile.width)
+    return Phase(0.0, 0.0, bytes_copied / WAVEFRONT_BYTES, issue, bytes_copied)
 
 
 def _fetch(plan: ChainPlan, gpu: Gpu) -> Phase:
     """Return the copies of a chunk."""
-    phase = _copies(plan.columns_factor, gpu) + _copies(plan.second_factor, gpu)
+    _, columns, second = copied_tiles(plan)
+    phase = _copies(columns, gpu) + _copies(second, gpu)
     issue_of_warp = phase.issue * gpu.unit.schedulers / (plan.threads // LANES)
     cycles = (
         gpu.l2_cycles + issue_of_warp * gpu.unit.integer_cycles + phase.bytes / gpu.l2_bytes_each
@@ -139,7 +155,7 @@ def _compute(plan: ChainPlan, gpu: Gpu) -> Phase:
     waits = gpu.unit.shared_store_cycles + 2 * gpu.unit.shared_load_cycles
     cycles = first.cycles + second.cycles + max(between, powers) + waits
     total = first + second
-    issue += total.issue + 3 * warps * loads / gpu.unit.schedulers
+    issue += total.issue + warps * (loads + CHUNK_INSTRUCTIONS) / gpu.unit.schedulers
     return Phase(max(cycles, wavefronts + waits), total.tensor, wavefronts, issue)
 
 
@@ -183,9 +199,16 @@ def _function(plan: ChainPlan) -> tuple[float, float]:
         powers = POWER_CYCLES * scores if operations(function.expression) - ARITHMETIC else 0
         return ELEMENT_INSTRUCTIONS * scores, powers
     each = SCORE_INSTRUCTIONS + (MASK_INSTRUCTIONS if function.mask else 0)
-    rescaled = plan.schedule.rows * plan.warp_columns * sums
+    steps = max(1.0, _steps(plan) / plan.schedule.splits)
+    if function.causal is not None:
+        # Chunks in which the diagonal is, from the first to the last row of a block.
+        hidden = min(1.0, (1 + _rows(plan) / plan.chunk_columns) / steps)
+        each += HIDDEN_INSTRUCTIONS * hidden
     rows = plan.schedule.rows * 2
-    return each * scores + ROW_INSTRUCTIONS * rows + rescaled, POWER_CYCLES * (scores + rows)
+    # Of most rows the largest score is, within a factor, that of the first chunk.
+    rescaled = plan.schedule.rows * plan.warp_columns * sums + GROWTH_INSTRUCTIONS * rows
+    instructions = each * scores + ROW_INSTRUCTIONS * rows + rescaled / steps
+    return instructions, POWER_CYCLES * (scores + rows / steps)
 
 
 def _ends(plan: ChainPlan, gpu: Gpu) -> Phase:
@@ -194,7 +217,7 @@ def _ends(plan: ChainPlan, gpu: Gpu) -> Phase:
         loaded = float(plan.rows_panels.transaction_bytes)
         copies, warps = Phase(0.0, 0.0, loaded / WAVEFRONT_BYTES, 0.0, loaded), plan.consumers
     else:
-        copies, warps = _copies(plan.rows_factor, gpu), plan.threads
+        copies, warps = _copies(copied_tiles(plan)[0], gpu), plan.threads
     warps //= LANES
     product, schedule = plan.second, plan.schedule
     elements = _rows(plan) * schedule.columns * product.instruction.n
@@ -245,7 +268,7 @@ def _combination(plan: ChainPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
 
 
 def element_kernel(
-    name: str, elements: int, moved: float, gpu: Gpu, instructions: int = COPY_INSTRUCTIONS
+    name: str, elements: int, moved: float, gpu: Gpu, instructions: float = COPY_INSTRUCTIONS
 ) -> KernelWork:
     """Return the work of a kernel with a thread for each element.
 
@@ -257,7 +280,7 @@ def element_kernel(
     moved : float
         Bytes that it reads and writes in all.
     gpu : Gpu
-    instructions : int
+    instructions : float
         Number of instructions of a thread.
     """
     warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)

@@ -1,8 +1,9 @@
 """Softmax of rows between the products, chunk by chunk.
 
-Of each row a lane keeps the largest score so far and the sum of its own powers. A larger score in a
-later chunk scales both the sum and the second product's sums down. Lanes that share a row exchange
-their largest scores by shuffles; their sums are added at the end alone.
+Of each row a lane keeps a score that powers are relative to, and the sum of its own powers. Where a
+score of a later chunk is so much larger that its power would exceed a bound, that score takes its
+place, and both the sum and the second product's sums are scaled down; in most chunks none is. Lanes
+that share a row exchange their largest scores by shuffles; their sums are added at the end alone.
 
 Where blocks share the keys of a row, each stores its sums with the row's largest score and sum of
 powers, by which another kernel weights them (:mod:`cpembed.targets.cuda.reduction`).
@@ -11,47 +12,30 @@ powers, by which another kernel weights them (:mod:`cpembed.targets.cuda.reducti
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from cpembed.codegen.plan import Script, read
 from cpembed.codegen.values import literal
-from cpembed.ir.index import IndexExpr
-from cpembed.ir.scalars import Apply, Input
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.chains.pointwise import converted
-from cpembed.targets.cuda.chains.registers import lane_rows, place
-from cpembed.targets.cuda.expressions import ExpressionWriter
-from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.chains.row_keys import LOWEST, RowKeys, write_scaled
 from cpembed.targets.cuda.reduction import STATISTICS
 from cpembed.targets.cuda.writer import (
     Writer,
-    digits,
     index_script,
     inside_conditions,
     register_pointer,
 )
-from cpembed.workloads.chains import LENGTHS, MASK, SINKS, RowSoftmax
+from cpembed.workloads.chains import SINKS
 
-_LOWEST = 'T.float32("-inf")'
+MAX_EXPONENT = 8
+"""Exponent of two up to which powers of scores grow before sums are scaled down: 256 is exact in
+float16 and in bfloat16, whose relative precision is that of 1 (FlashAttention 4 has the same)."""
 
 
-class Softmax:
+class Softmax(RowKeys):
     """Writer of the softmax of one thread's rows."""
 
     def __init__(self, writer: Writer, plan: ChainPlan) -> None:
-        assert isinstance(plan.chain.function, RowSoftmax)
-        self.writer, self.plan, self.function = writer, plan, plan.chain.function
-        self.script, self.instruction = writer.script, plan.second.instruction
-        self.row_of, self.masks = lane_rows(self.instruction)
-        self.rows_of_lane = max(self.row_of) + 1
-        result = plan.first.output.layout
-        self.coordinates = dict(zip("bgrqk", result.access, strict=True))
-        self.sizes = dict(zip("bgrqk", result.original_shape, strict=True))
-        self.query, self.key, self.keys = (
-            self.coordinates["q"],
-            self.coordinates["k"],
-            self.sizes["k"],
-        )
+        super().__init__(writer, plan)
         # Scores are powers of two; the factor is applied to them with the subtraction, unless they
         # have to be scaled before, where something is added or the order would be reversed.
         self.scales_first = (
@@ -60,80 +44,27 @@ class Softmax:
         factor = 1.0 if self.scales_first else self.function.scale
         self.exponent = factor * math.log2(math.e)
 
-    @property
-    def _is_limited(self) -> bool:
-        """True if rows have different numbers of keys."""
-        return self.function.causal is not None or self.function.lengths
-
     # -- before the chunks ------------------------------------------------------------------------
-
-    def locate_block(self) -> tuple[str, str]:
-        """Write how many keys the block's rows have.
-
-        Returns
-        -------
-        tuple of str and str
-            Expressions of the first chunk that any of the rows looks at, and of the one behind the
-            last.
-        """
-        size, script = self.plan.chunk_columns, self.script
-        if not self._is_limited:
-            return "0", str(self.plan.chunks)
-        if self.function.lengths:
-            batch = index_script(
-                self.coordinates["b"],
-                self._iterators("0", "0", "0"),
-                self.plan.first.program.extents,
-            )
-            script.line(f"length = T.max(0, T.min({LENGTHS}[{batch}], {self.keys}))")
-        keys = self._bound("row", self.plan.block_rows, upper=True)
-        script.line(f"block_keys = {keys}")
-        first = "0"
-        if self.function.window is not None:
-            script.line(f"first_key = {self._first_key('row', self.plan.block_rows, upper=False)}")
-            first = f"first_key // {size}"
-        return first, f"(block_keys + {size - 1}) // {size}"
-
-    @property
-    def _length(self) -> str:
-        """Number of keys of the block's batch."""
-        return "length" if self.function.lengths else str(self.keys)
 
     def begin(self) -> None:
         """Write what is the same for all chunks: statistics of rows, and their numbers of keys."""
         rows, script = self.plan.schedule.rows, self.script
         count = rows * self.rows_of_lane
-        for name in ("largest", "powers", "shrink"):
+        for name in ("largest", "powers", "shrink", "top", "offset"):
             script.line(f'{name} = T.alloc_buffer(({count},), "float32", scope="local")')
-        for name in ("top", "offset"):
-            script.line(f'{name} = T.alloc_buffer((1,), "float32", scope="local")')
+        script.line('grows = T.alloc_buffer((1,), "int32", scope="local")')
         with script.nested(f"for i in T.unroll({count}):"):
-            script.line(f"largest[i] = {_LOWEST}")
+            script.line(f"largest[i] = {LOWEST}")
             script.line("powers[i] = T.float32(0)")
         if self.function.sinks:
             self._begin_with_sinks()
-        if not self._is_limited:
-            return
-        for name in ["limit"] + ["first_of_row"] * (self.function.window is not None):
-            script.line(f'{name} = T.alloc_buffer(({count},), "int32", scope="local")')
-        for i in range(rows):
-            for number in range(self.rows_of_lane):
-                at = i * self.rows_of_lane + number
-                keys = self._length
-                if self.function.causal is not None:
-                    end = f"{self._query(i, number)} + {self.function.causal + 1}"
-                    keys = f"T.min({keys}, {end})"
-                    if self.function.window is not None:
-                        script.line(f"first_of_row[{at}] = {end} - {self.function.window}")
-                script.line(f"limit[{at}] = {keys}")
-        tiles = f"(row + warp_row * {rows})"
-        script.line(f"warp_keys = {self._bound(tiles, rows, upper=False)}")
-        if self.function.window is not None:
-            script.line(f"warp_first = {self._first_key(tiles, rows, upper=True)}")
+        for at in range(count):
+            self._write_offset(at)
+        self._begin_limits()
 
     def _begin_with_sinks(self) -> None:
         """Write the scores of no key as the first ones of the rows."""
-        script, extents = self.script, self.plan.first.program.extents
+        script, extents = self.script, self.extents
         holds = f"T.bitwise_and(lane, {sum(self.masks)}) == 0"
         first = "part == 0" if self.plan.schedule.splits > 1 else "True"
         factor = literal(math.log2(math.e) / self.exponent, "float32")
@@ -148,7 +79,7 @@ class Softmax:
                 head = f"T.min(({group}) * {self.sizes['r']} + {member}, {self._heads - 1})"
                 script.line(f"largest[{at}] = {SINKS}[{head}] * {factor}")
                 if first != "True":
-                    script.line(f"largest[{at}] = T.Select({first}, largest[{at}], {_LOWEST})")
+                    script.line(f"largest[{at}] = T.Select({first}, largest[{at}], {LOWEST})")
                 counted = f"{first} and {holds}"
                 script.line(f"powers[{at}] = T.Select({counted}, T.float32(1), T.float32(0))")
 
@@ -156,96 +87,47 @@ class Softmax:
     def _heads(self) -> int:
         return self.sizes["g"] * self.sizes["r"]
 
-    def _iterators(self, tile: str, row: str, column: str) -> dict[str, str]:
-        """Return the iterators of the first product at a row of a tile of rows, in batch."""
-        return self._iterators_of(self.plan.first, tile, row, column)
+    # -- a chunk ----------------------------------------------------------------------------------
 
-    @staticmethod
-    def _iterators_of(product: TiledProduct, tile: str, row: str, column: str) -> dict[str, str]:
-        return {
-            **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
-            **digits("batch", product.batch),
-            **digits(tile, product.rows),
-            product.axes[0]: row,
-            product.axes[1]: column,
-        }
-
-    def _query(self, tile: int, number: int) -> str:
-        """Return the query of a lane's row."""
-        row = self.plan.row_in_tile(
-            place(self.instruction.fragments[2], self.row_of.index(number))[0]
-        )
-        script = self._iterators(self._tile(str(tile)), row, "0")
-        return f"({index_script(self.query, script, self.plan.first.program.extents)})"
-
-    def _row(self, number: int) -> str:
-        """Return the row within its tile of one of a lane's rows."""
-        row, _ = place(self.instruction.fragments[2], self.row_of.index(number))
-        return self.plan.row_in_tile(row)
-
-    def _tile(self, number: str) -> str:
-        return f"(row + warp_row * {self.plan.schedule.rows} + {number})"
-
-    def _bound(self, first: str, count: int, *, upper: bool) -> str:
-        """Return a bound of the number of keys that any row of some tiles has.
+    def write_powers(self, step: str, *, rescale: bool) -> None:
+        """Write the powers of a chunk's scores, in their place, and the statistics of its rows.
 
         Parameters
         ----------
-        first : str
-            First tile of rows.
-        count : int
-            Number of tiles.
-        upper : bool
-            True for the upper bound, False for the lower one.
+        step : str
+            Number of the chunk.
+        rescale : bool
+            True to scale the second product's sums at once, otherwise :meth:`rescale` does.
         """
-        if self.function.causal is None:
-            return self._length
-        query = self._bound_of_queries(first, count, upper=upper)
-        if query is None:
-            # Whatever the query is: all keys, or none without looking.
-            return self._length if upper else "0"
-        return f"T.max(0, T.min({self._length}, {query} + {self.function.causal + 1}))"
-
-    def _first_key(self, first: str, count: int, *, upper: bool) -> str:
-        """Return a bound of the first key that any row of some tiles looks at."""
-        causal, window = self.function.causal, self.function.window
-        assert causal is not None
-        assert window is not None
-        query = self._bound_of_queries(first, count, upper=upper)
-        if query is None:
-            return str(self.keys) if upper else "0"
-        return f"T.max(0, {query} + {causal + 1 - window})"
-
-    def _bound_of_queries(self, first: str, count: int, *, upper: bool) -> str | None:
-        """Return a bound of the queries of some tiles; None if they take turns within a tile."""
-        axis, extents = self.plan.first.axes[0], self.plan.first.program.extents
-        bounded = _axis_bound(self.query, axis, extents, upper=upper)
-        if bounded is None:
-            return None
-        ends = [
-            index_script(bounded, self._iterators(f"({first} + {n})", "0", "0"), extents)
-            for n in range(count)
-        ]
-        end = ends[0]
-        for further in ends[1:]:
-            end = f"T.{'max' if upper else 'min'}({end}, {further})"
-        return end
-
-    # -- a chunk ----------------------------------------------------------------------------------
-
-    def write_powers(self, step: str) -> None:
-        """Write the powers of a chunk's scores, in their place, and the statistics of its rows."""
         rows, tiles = self.plan.schedule.rows, self.plan.column_tiles
         count = self.instruction.registers[2]
         if self.scales_first:
             self._scale_scores(rows * tiles * count)
         self._write_masks(step)
-        for i in range(rows):
-            for number in range(self.rows_of_lane):
-                self._write_row(i, number)
+        places = [(i, number) for i in range(rows) for number in range(self.rows_of_lane)]
+        for tile, number in places:
+            self._write_top(tile, number)
+        bound = literal(MAX_EXPONENT / self.exponent, "float32")
+        larger = " or ".join(f"top[{at}] > largest[{at}] + {bound}" for at in range(len(places)))
+        # The same for all lanes of a warp, so that no branch divides it.
+        self.script.line(
+            'grows[0] = T.call_pure_extern("int32", "__any_sync", T.uint32(4294967295), '
+            f'T.cast({larger}, "int32"))'
+        )
+        with self.script.nested("if grows[0] != 0:"):
+            for at in range(len(places)):
+                self._grow(at)
+            if rescale:
+                self._shrink_sums()
+        for tile, number in places:
+            self._write_row(tile, number)
 
     def rescale(self) -> None:
         """Write the products of the second product's sums with what larger scores take off."""
+        with self.script.nested("if grows[0] != 0:"):
+            self._shrink_sums()
+
+    def _shrink_sums(self) -> None:
         for i in range(self.plan.schedule.rows):
             for number in range(self.rows_of_lane):
                 self._scale_sums(i, number, f"shrink[{i * self.rows_of_lane + number}]")
@@ -253,68 +135,6 @@ class Softmax:
     def _scale_scores(self, count: int) -> None:
         with self.script.nested(f"for i in T.unroll({count}):"):
             write_scaled(self.script, self.function, "scores[i]", "capped")
-
-    def _write_masks(self, step: str) -> None:
-        """Write -inf, or an addend, to the scores that need it."""
-        size = self.plan.chunk_columns
-        if self.function.mask:
-            self._mask_elements(step)
-            return
-        keys = "warp_keys" if self._is_limited else str(self.keys)
-        if not self._is_limited and self.keys % size == 0:
-            return
-        # Most chunks need no mask; the condition is the same for all lanes of a warp.
-        condition = f"({step} + 1) * {size} > {keys}"
-        if self.function.window is not None:
-            condition += f" or {step} * {size} < warp_first"
-        with self.script.nested(f"if {condition}:"):
-            self._mask_elements(step)
-
-    def _mask_elements(self, step: str) -> None:
-        plan, count = self.plan, self.instruction.registers[2]
-        tiles, extents, product = plan.column_tiles, plan.first.program.extents, plan.first
-        # Tiles beyond the last one: their keys are beyond the last key only if a loop counts tiles.
-        inside = ""
-        if plan.chunks * tiles > product.tiles[2]:
-            inside = f" and {step} * {tiles} + j < {product.tiles[2]}"
-        with self.script.nested(
-            f"for i in T.unroll({plan.schedule.rows}):", f"for j in T.unroll({tiles}):"
-        ):
-            for element in range(count):
-                row, column = place(self.instruction.fragments[2], element)
-                values = self._iterators(self._tile("i"), plan.row_in_tile(row), column)
-                values |= digits(f"({step} * {tiles} + j)", product.columns)
-                score = f"scores[(i * {tiles} + j) * {count} + {element}]"
-                # A name for each: TVMScript binds a name once in a scope.
-                key = f"key{element}"
-                self.script.line(f"{key} = {index_script(self.key, values, extents)}")
-                at = f"i * {self.rows_of_lane} + {self.row_of[element]}"
-                visible = f"{key} < {f'limit[{at}]' if self._is_limited else self.keys}{inside}"
-                if self.function.window is not None:
-                    visible += f" and {key} >= first_of_row[{at}]"
-                if self.function.mask:
-                    self._apply_mask(element, values, score, visible)
-                else:
-                    self.script.line(f"{score} = T.Select({visible}, {score}, {_LOWEST})")
-
-    def _apply_mask(
-        self, element: int, values: Mapping[str, str], score: str, visible: str
-    ) -> None:
-        """Write a score with the element of the mask that belongs to it."""
-        numbers = {"k": f"key{element}"}
-        conditions = [visible]
-        for name in "bgrq":
-            if _DIMENSIONS.get(name, name) not in self.function.mask:
-                continue
-            variable = f"{name}_number{element}"
-            extents = self.plan.first.program.extents
-            index = index_script(self.coordinates[name], values, extents)
-            self.script.line(f"{variable} = {index}")
-            numbers[name] = variable
-            # Rows of padded tiles have no element.
-            conditions.append(f"{variable} < {self.sizes[name]}")
-        present = " and ".join(conditions)
-        masked_score(self.script, self.function, self.sizes, numbers, (score, visible, present))
 
     def _scores_of(self, tile: int, number: int) -> list[str]:
         """Return the scores of one of a lane's rows."""
@@ -326,25 +146,37 @@ class Softmax:
             if self.row_of[element] == number
         ]
 
-    def _write_row(self, tile: int, number: int) -> None:
-        """Write the statistics and powers of a row."""
-        script, at = self.script, tile * self.rows_of_lane + number
+    def _write_top(self, tile: int, number: int) -> None:
+        """Write the largest score of a row in the chunk."""
+        top = f"top[{tile * self.rows_of_lane + number}]"
         scores = self._scores_of(tile, number)
-        script.line(f"top[0] = {scores[0]}")
+        self.script.line(f"{top} = {scores[0]}")
         for score in scores[1:]:
-            script.line(f"top[0] = T.max(top[0], {score})")
-        self._combine("top[0]", "T.max(top[0], {})")
-        script.line(f"top[0] = T.max(top[0], largest[{at}])")
+            self.script.line(f"{top} = T.max({top}, {score})")
+        self._combine(top, f"T.max({top}, {{}})")
+
+    def _write_offset(self, at: int) -> None:
+        """Write what is subtracted from the scores of a row, as a power of two."""
         # A row without any key so far: its powers are zero, not NaN.
-        centre = f"T.Select(top[0] == {_LOWEST}, T.float32(0), top[0])"
-        factor = literal(self.exponent, "float32")
-        script.line(f"offset[0] = {centre} * {factor}")
-        script.line(f"shrink[{at}] = largest[{at}] * {factor} - offset[0]")
+        centre = f"T.Select(largest[{at}] == {LOWEST}, T.float32(0), largest[{at}])"
+        self.script.line(f"offset[{at}] = {centre} * {literal(self.exponent, 'float32')}")
+
+    def _grow(self, at: int) -> None:
+        """Write the change of a row to the largest score so far."""
+        script, factor = self.script, literal(self.exponent, "float32")
+        script.line(f"shrink[{at}] = largest[{at}] * {factor}")
+        script.line(f"largest[{at}] = T.max(top[{at}], largest[{at}])")
+        self._write_offset(at)
+        script.line(f"shrink[{at}] = shrink[{at}] - offset[{at}]")
         self._power("shrink", str(at))
-        script.line(f"largest[{at}] = top[0]")
         script.line(f"powers[{at}] = powers[{at}] * shrink[{at}]")
-        for score in scores:
-            script.line(f"{score} = {score} * {factor} - offset[0]")
+
+    def _write_row(self, tile: int, number: int) -> None:
+        """Write the powers of a row, and their sum."""
+        script, at = self.script, tile * self.rows_of_lane + number
+        factor = literal(self.exponent, "float32")
+        for score in self._scores_of(tile, number):
+            script.line(f"{score} = {score} * {factor} - offset[{at}]")
             self._power("scores", score.removeprefix("scores[").removesuffix("]"))
             script.line(f"powers[{at}] = powers[{at}] + {score}")
 
@@ -416,10 +248,7 @@ class Softmax:
         """Write the stores of a row's largest score, as a power of two, and its sum of powers."""
         script, product, at = self.script, self.plan.second, tile * self.rows_of_lane + number
         output, extents = product.output, product.program.extents
-        row = self.plan.row_in_tile(
-            place(self.instruction.fragments[2], self.row_of.index(number))[0]
-        )
-        values = self._iterators_of(product, self._tile(str(tile)), row, "0")
+        values = self._iterators_of(product, self._tile(str(tile)), self._row(number), "0")
         conditions = [
             f"T.bitwise_and(lane, {sum(self.masks)}) == 0",
             "column == 0",
@@ -437,82 +266,3 @@ class Softmax:
                 script.line(
                     f"{STATISTICS}[(part * {rows} + result_row) * 2 + {place_of}] = {value}[{at}]"
                 )
-
-
-_DIMENSIONS = {"g": "h", "r": "h"}
-"""Dimensions of a mask by those of the scores, where they differ: heads are those of keys, and the
-ones that share them."""
-
-
-def write_scaled(script: Script, function: RowSoftmax, score: str, label: str) -> None:
-    """Write a score times its factor, and within the bounds of a cap, in its place.
-
-    Parameters
-    ----------
-    script : Script
-    function : RowSoftmax
-    score : str
-        The score.
-    label : str
-        Beginning of the names of registers.
-    """
-    cap = function.cap
-    factor = literal(function.scale if cap is None else function.scale / cap, "float32")
-    script.line(f"{score} = {score} * {factor}")
-    if cap is not None:
-        value = ExpressionWriter(script, label).value(Apply("tanh", (Input(0),)), {0: score})
-        script.line(f"{score} = {value.text} * {literal(cap, 'float32')}")
-
-
-def masked_score(
-    script: Script,
-    function: RowSoftmax,
-    sizes: Mapping[str, int],
-    numbers: Mapping[str, str],
-    score: tuple[str, str, str],
-) -> None:
-    """Write a score with its mask: -inf where a key is hidden.
-
-    Parameters
-    ----------
-    script : Script
-    function : RowSoftmax
-    sizes : mapping of str to int
-        Extents of the scores by dimension: ``b``, ``g``, ``r``, ``q``, ``k``.
-    numbers : mapping of str to str
-        Expressions of the score's coordinates that the mask has, by dimension.
-    score : tuple of str
-        The score, the condition under which its key is visible without the mask, and the one under
-        which the mask has an element of it.
-    """
-    name, visible, present = score
-    if function.mask:
-        offset, stride = "0", 1
-        for dimension in "kqrgb":
-            if _DIMENSIONS.get(dimension, dimension) in function.mask:
-                offset += f" + {numbers[dimension]} * {stride}"
-                stride *= sizes[dimension]
-        element, dtype = f"{MASK}[T.Select({present}, {offset}, 0)]", function.mask_dtype
-        if dtype == "uint8":
-            visible += f" and {element} != T.uint8(0)"
-        else:
-            addend = element if dtype == "float32" else read(element, dtype, "float32")
-            script.line(f"{name} = {name} + {addend}")
-    script.line(f"{name} = T.Select({visible}, {name}, {_LOWEST})")
-
-
-def _axis_bound(
-    index: IndexExpr, axis: str, extents: Mapping[str, int], *, upper: bool
-) -> IndexExpr | None:
-    """Return a bound of an index over an axis; None if the axis is in a digit with others."""
-    terms = list(index.terms)
-    constant = index.constant
-    for term in index.terms:
-        if axis not in term.iterators:
-            continue
-        if term.inner is not None and term.iterators != (axis,):
-            return None
-        terms.remove(term)
-        values = [term.evaluate({axis: step}) for step in range(extents[axis])]
-        constant += max(values) if upper else min(values)
-    return IndexExpr(tuple(terms), constant)

@@ -29,9 +29,15 @@ def counter_rows(counters: Counters) -> list[Row]:
         ("shared", f"{loads:,} wavefronts of loads, {stores:,} of stores"),
         ("global", f"{loaded:,} sectors loaded, {stored:,} stored"),
     ]
-    copied, sectors = counters.bulk_load_bytes, counters.bulk_load_sectors
-    if copied:
-        rows.append(("bulk copies", f"{copied:,} bytes loaded in {sectors:,} sectors"))
+    copies = (
+        (counters.bulk_load_bytes, counters.bulk_load_sectors, "loaded"),
+        (counters.bulk_store_bytes, counters.bulk_store_sectors, "stored"),
+    )
+    rows += [
+        ("bulk copies", f"{copied:,} bytes {direction} in {sectors:,} sectors")
+        for copied, sectors, direction in copies
+        if copied
+    ]
     return rows
 
 

@@ -10,9 +10,7 @@ every step.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from cpembed.codegen.plan import storage_dtype
 from cpembed.ir.dtypes import size_bytes
@@ -23,24 +21,25 @@ from cpembed.targets.cuda.multistage.separation import (
     Separation,
     Window,
 )
+from cpembed.targets.cuda.multistage.tile_copies import (
+    SWIZZLE_ROWS,
+    CopiedTile,
+    GeneralCopies,
+    TileCopies,
+)
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
     Writer,
     digits,
-    guarded_place,
     index_script,
-    inside_conditions,
     quotient,
     register_pointer,
     remainder,
     shared_pointer,
 )
 
-_SWIZZLE_ROWS = 8
-"""Number of rows after which the permutation of chunks is the same again."""
 
-
-def factor_copies(writer: Writer, plan: Plan, number: int) -> FactorCopies:
+def factor_copies(writer: Writer, plan: Plan, number: int) -> TileCopies:
     """Return the writer of a factor's copies.
 
     Parameters
@@ -53,74 +52,29 @@ def factor_copies(writer: Writer, plan: Plan, number: int) -> FactorCopies:
     number
         0 for the first factor, 1 for the second.
     """
+    schedule, depth = plan.schedule, plan.schedule.depth
+    part = f"part * {plan.steps * depth}" if schedule.splits > 1 else "0"
+    copied = CopiedTile(
+        name=PARAMETERS[number],
+        number=number,
+        product=plan.product,
+        operand=plan.operand(number),
+        tile=plan.shared_tiles[number],
+        threads=schedule.threads,
+        first=(("row", "column")[number], part),
+        moves=(0, depth),
+        visited=(
+            plan.blocks[number] * schedule.block[number],
+            plan.steps * schedule.splits * depth,
+        ),
+    )
     separation = plan.separation(number)
     if separation is None:
-        return _GeneralCopies(writer, plan, number)
-    return _SeparableCopies(writer, plan, number, separation)
+        return GeneralCopies(writer, copied)
+    return _SeparableCopies(writer, copied, separation, plan.row_distance(number))
 
 
-class FactorCopies(ABC):
-    """Writer of the copies of a factor."""
-
-    def __init__(self, writer: Writer, plan: Plan, number: int) -> None:
-        self.writer, self.plan, self.number = writer, plan, number
-        self.script, self.schedule, self.product = writer.script, plan.schedule, plan.product
-        self.name = PARAMETERS[number]
-        self.operand = (plan.first, plan.second)[number]
-        self.tile = plan.shared_tiles[number]
-        instruction, program = self.product.instruction, self.product.program
-        self.extent = (instruction.m, instruction.n)[number]
-        """Number of rows of an instruction tile."""
-        self.loops = (self.product.rows, self.product.columns)[number]
-        self.tiles = self.product.tiles[1 + number]
-        """Number of instruction tiles of all rows."""
-        self.extents = program.extents
-        threads = self.schedule.threads
-        self.turns = plan.copy_turns(number)
-        self.is_partial = self.tile.copies % threads > 0
-        """True if some threads have nothing to copy in the last turn."""
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Write what is computed before the first step."""
-
-    @abstractmethod
-    def copy(self, step: str, base: str) -> None:
-        """Write the copies of a step to the byte ``base`` of shared memory.
-
-        Steps are written in their order: their state moves on.
-        """
-
-    def _row_values(self, tile: str, row: str) -> dict[str, str]:
-        """Return the values of all iterators but those of the depth, which are 0."""
-        return {
-            **dict.fromkeys((loop.name for loop in self.product.program.loops), "0"),
-            **digits("batch", self.product.batch),
-            **digits(tile, self.loops),
-            self.product.axes[self.number]: row,
-            self.product.axes[2]: "0",
-        }
-
-    def _first_row(self) -> str:
-        return ("row", "column")[self.number]
-
-    def _row_conditions(self, tile: str, shared_row: str) -> list[str]:
-        """Return conditions under which a row of the tile is a row of the factor."""
-        conditions: list[str] = []
-        if self.tiles % self.schedule.block[self.number]:
-            conditions.append(f"{tile} < {self.tiles}")
-        if self.tile.copies > self.tile.rows * self.tile.row_vectors:
-            conditions.append(f"{shared_row} < {self.tile.rows}")
-        return conditions
-
-    @property
-    def depth_is_ragged(self) -> bool:
-        """True if the steps of all parts pass the end of the depth."""
-        steps = self.plan.steps * self.schedule.splits
-        return steps * self.schedule.depth > self.product.tiles[3]
-
-
-class _SeparableCopies(FactorCopies):
+class _SeparableCopies(TileCopies):
     """Copies whose rows are located before the loop.
 
     A thread's variables are named after the factor: ``A_rows`` and ``A_outside`` hold the address
@@ -130,13 +84,16 @@ class _SeparableCopies(FactorCopies):
     the factor one mask, with a bit for each.
     """
 
-    def __init__(self, writer: Writer, plan: Plan, number: int, separation: Separation) -> None:
-        super().__init__(writer, plan, number)
+    def __init__(
+        self, writer: Writer, copied: CopiedTile, separation: Separation, distance: int | None
+    ) -> None:
+        super().__init__(writer, copied)
         self.separation = separation
-        self.walk = DepthWalk(self.product.depth, self.schedule.depth)
+        self.extent, self.loops = copied.extents[0], copied.loops[0]
+        self.walk = DepthWalk(self.product.depth, copied.moves[1])
         self.movement = self.walk.movement(separation.depth)
-        self.turn_rows = self.schedule.threads // self.tile.row_vectors
-        period = _SWIZZLE_ROWS if self.tile.swizzled else 1
+        self.turn_rows = self.threads // self.tile.row_vectors
+        period = SWIZZLE_ROWS if self.tile.swizzled else 1
         self.phases = min(self.turns, period // math.gcd(period, self.turn_rows))
         """Number of turns after which rows have the same permutation of chunks again."""
         checked = [*separation.depth_checks, *(window.check for window in separation.windows)]
@@ -149,7 +106,7 @@ class _SeparableCopies(FactorCopies):
             corrections = [n + 1 for n, added in enumerate(self.movement[1]) if added]
             self.levels = max(self.levels, *corrections, 0)
         self.limits = self.depth_is_ragged
-        self.distance = plan.row_distance(number)
+        self.distance = distance
         """Elements from the row of a turn to that of the next; None if they vary."""
 
     def prepare(self) -> None:
@@ -172,18 +129,11 @@ class _SeparableCopies(FactorCopies):
         with self.script.nested(f"for turn in T.unroll({located}):"):
             self._locate_row()
 
-    def _array(self, name: str, elements: int) -> None:
-        self.script.line(
-            f'{self.name}_{name} = T.alloc_buffer(({elements},), "int32", scope="local")'
-        )
-
     def _prepare_depth(self) -> None:
         """Write the digits and the address of the thread's first place along the depth."""
-        name, depth = self.name, self.schedule.depth
-        first = f"part * {self.plan.steps * depth} + "
-        first = first if self.schedule.splits > 1 else ""
+        name, first = self.name, self.copied.first[1]
         tiles = quotient(f"{name}_element", self.product.instruction.k)
-        self.script.line(f"{name}_first = {first}{tiles}")
+        self.script.line(f"{name}_first = {first} + {tiles}")
         values = digits(f"{name}_first", self.product.depth)
         if self.levels:
             self._array("digits", self.levels)
@@ -222,7 +172,7 @@ class _SeparableCopies(FactorCopies):
         """Write the address and the mask of the row of ``turn``."""
         name, separation = self.name, self.separation
         self.script.line(f"shared_row = turn * {self.turn_rows} + {name}_row")
-        self.script.line(f"tile = {self._first_row()} + {quotient('shared_row', self.extent)}")
+        self.script.line(f"tile = {self.copied.first[0]} + {quotient('shared_row', self.extent)}")
         values = self._row_values("tile", remainder("shared_row", self.extent))
         rows = index_script(separation.rows, values, self.extents)
         if self.distance is None:
@@ -282,14 +232,6 @@ class _SeparableCopies(FactorCopies):
         else:
             self._copy_short_rows(base, place, valid)
         self._advance()
-
-    @contextmanager
-    def _turns(self) -> Generator[None]:
-        """Write the loop over a thread's rows around what is written inside."""
-        threads, copies = self.schedule.threads, self.tile.copies
-        guard = [f"if turn * {threads} + thread < {copies}:"] * self.is_partial
-        with self.script.nested(f"for turn in T.unroll({self.turns}):", *guard):
-            yield
 
     def _depth_values(self) -> dict[str, str]:
         """Return the values of the iterators of the depth, from the variables."""
@@ -372,64 +314,3 @@ class _SeparableCopies(FactorCopies):
                 self.script.line(
                     f"{name}_offset[0] = {name}_offset[0] + {moved.format(carried[level])}"
                 )
-
-
-class _GeneralCopies(FactorCopies):
-    """Copies each of which computes its address and whether it is valid."""
-
-    def prepare(self) -> None:
-        pass
-
-    def copy(self, step: str, base: str) -> None:
-        threads, tile = self.schedule.threads, self.tile
-        unrolled = self.plan.unrolled_copies(self.number)
-        with self.script.nested(
-            f"for first in T.serial({self.turns // unrolled}, unroll=False):",
-            f"for turn in T.unroll({unrolled}):",
-        ):
-            self.script.line(f"slot = (first * {unrolled} + turn) * {threads} + thread")
-            with self.script.nested(*[f"if slot < {tile.copies}:"] * self.is_partial):
-                self._locate_vector(step)
-                self._copy_vector(base)
-
-    def _locate_vector(self, step: str) -> None:
-        """Write ``place``, the number of a slot's vector in its factor, and ``valid``."""
-        tile, operand, k = self.tile, self.operand, self.product.instruction.k
-        stage = f"(part * {self.plan.steps} + {step})"
-        across, along = ("element", "shared_row") if tile.transposed else ("shared_row", "element")
-        self.script.lines(
-            (
-                f"shared_row = slot // {tile.row_vectors}",
-                f"element = slot % {tile.row_vectors} * {operand.length}",
-                f"tile = {self._first_row()} + {across} // {self.extent}",
-                f"deep = {stage} * {self.schedule.depth} + {along} // {k}",
-            )
-        )
-        values = self._row_values("tile", f"{across} % {self.extent}")
-        values |= digits("deep", self.product.depth)
-        values[self.product.axes[2]] = f"{along} % {k}"
-        conditions = self._row_conditions("tile", "shared_row")
-        conditions += [f"deep < {self.product.tiles[3]}"] * self.depth_is_ragged
-        conditions += inside_conditions(operand, values, self.extents)
-        address = index_script(operand.address, values, self.extents)
-        self.script.lines(guarded_place(conditions, address))
-
-    def _copy_vector(self, base: str) -> None:
-        """Write the copy of a vector into shared memory, asynchronous if it has 4 bytes or more."""
-        name, operand, tile = self.name, self.operand, self.tile
-        size = size_bytes(operand.layout.dtype)
-        chunk, offset = f"element * {size} // {CHUNK}", f"element * {size} % {CHUNK}"
-        target = f"{base} + {tile.place('shared_row', chunk)} + {offset}"
-        pointer = f"T.address_of({name}[place])"
-        if tile.width >= 4:
-            self.writer.call(
-                f"cpembed_cp_async_{tile.width}", shared_pointer(target), pointer, "valid"
-            )
-            return
-        # Shorter than cp.async takes: through registers, without overlap.
-        dtype = storage_dtype(operand.layout.dtype)
-        shape = f"({operand.length},)"
-        self.script.line(f'{name}_one = T.alloc_buffer({shape}, "{dtype}", scope="local")')
-        register = register_pointer(f"{name}_one", "0")
-        self.writer.call(f"cpembed_load_{tile.width}", register, pointer, "valid")
-        self.writer.call(f"cpembed_shared_store_{tile.width}", shared_pointer(target), register)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cpembed.codegen.plan import HEADER, buffer
+from cpembed.codegen.plan import HEADER, Script, buffer
 from cpembed.targets.cuda.epilogue import (
     input_declarations,
     output_declarations,
@@ -87,6 +87,36 @@ def _write_thread_nest(writer: Writer, plan: Plan) -> None:
         _ProductBody(writer, plan).write()
 
 
+def locate_stages(script: Script, first: int, stage_bytes: int, stages: int) -> None:
+    """Write the bytes at which the stages begin that are read and filled.
+
+    Parameters
+    ----------
+    script : Script
+    first : int
+        First byte of the first stage, which is read first; the last one is filled.
+    stage_bytes, stages : int
+        Bytes of a stage, and number of stages.
+    """
+    for name, value in (("reading", first), ("filling", first + (stages - 1) * stage_bytes)):
+        script.line(f'{name} = T.alloc_buffer((1,), "int32", scope="local")')
+        script.line(f"{name}[0] = {value}")
+
+
+def turn_stages(script: Script, first: int, stage_bytes: int, stages: int) -> None:
+    """Write the change to the next stage; the one that was read is filled next.
+
+    Parameters
+    ----------
+    script, first, stage_bytes, stages : Script, int, int, int
+        Those of :func:`locate_stages`.
+    """
+    size = stages * stage_bytes
+    script.line("filling[0] = reading[0]")
+    script.line(f"reading[0] = reading[0] + {stage_bytes}")
+    script.line(f"reading[0] = reading[0] - T.Select(reading[0] == {first + size}, {size}, 0)")
+
+
 class _ProductBody:
     """Writer of the statements of one thread of the product."""
 
@@ -105,7 +135,7 @@ class _ProductBody:
         self._locate_thread()
         for copies in self.copies:
             copies.prepare()
-        self._locate_stages()
+        locate_stages(self.script, 0, self.plan.stage_bytes, self.schedule.stages)
         self.products.locate()
         stages, steps = self.schedule.stages, self.plan.steps
         # All stages but one are filled before the loop: the last is filled while it computes.
@@ -144,13 +174,6 @@ class _ProductBody:
                 f"column = ({inside}) // {group} * {self.schedule.block[1]}",
             )
         )
-
-    def _locate_stages(self) -> None:
-        """Write the bytes at which the stages begin that are read and filled."""
-        last = (self.schedule.stages - 1) * self.plan.stage_bytes
-        for name, value in (("reading", 0), ("filling", last)):
-            self.script.line(f'{name} = T.alloc_buffer((1,), "int32", scope="local")')
-            self.script.line(f"{name}[0] = {value}")
 
     def _write_steps(self) -> None:
         """Write the loop over the steps, and the last steps, which copy nothing."""
@@ -228,7 +251,7 @@ class _ProductBody:
         def next_stage(load_fragments: Callable[[], None]) -> None:
             with self.script.nested(*is_last):
                 if stage is None:
-                    self._turn_stages()
+                    turn_stages(self.script, 0, self.plan.stage_bytes, self.schedule.stages)
                 else:
                     following = (stage + 1) % self.schedule.stages
                     self._read_stage(str(following * self.plan.stage_bytes))
@@ -236,14 +259,6 @@ class _ProductBody:
                 load_fragments()
 
         self.products.stage(self.schedule.depth, first_set, copy_ahead, next_stage)
-
-    def _turn_stages(self) -> None:
-        """Write the change to the next stage; the one that was read is filled next."""
-        stage_bytes, stages = self.plan.stage_bytes, self.schedule.stages
-        self.script.line("filling[0] = reading[0]")
-        self.script.line(f"reading[0] = reading[0] + {stage_bytes}")
-        end = f"T.Select(reading[0] == {stages * stage_bytes}, {stages * stage_bytes}, 0)"
-        self.script.line(f"reading[0] = reading[0] - {end}")
 
     def _await_stage(self) -> None:
         # The stage that is multiplied next has arrived; those after it may be in flight.

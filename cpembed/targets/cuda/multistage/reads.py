@@ -6,7 +6,7 @@ lie in another one, of which the rest is read in vain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ SAMPLED_BLOCKS, SAMPLED_STAGES = 4, 8
 class CopyReads:
     """Counts of the copies of a factor's tile, those of a stage or their sum."""
 
+    vectors: float
+    """Vectors inside of the factor."""
     sectors: float
     """Sectors of each access of a warp, added up: they are read if L1 is passed by."""
     distinct: float
@@ -77,35 +79,58 @@ class CopiedTile:
         sectors = self._sectors(batch[:, None, None, None], block[:, None, None], stage[:, None])
         stages = np.sort(sectors.reshape(-1, self.tile.copies), axis=1)
         warps = np.sort(sectors.reshape(-1, LANES), axis=1)
-        return CopyReads(_distinct(warps), _distinct(stages), _distinct(warps // LINE_SECTORS))
+        lines = warps // LINE_SECTORS
+        vectors = int(np.count_nonzero(sectors >= 0))
+        return CopyReads(vectors, _distinct(warps), _distinct(stages), _distinct(lines))
 
     def _sectors(self, batch: Numbers, block: Numbers, stage: Numbers) -> Numbers:
         """Return the sector of each vector, in the order of copies; -1 where nothing is read."""
-        product, tile, operand = self.product, self.tile, self.operand
-        extent = (product.instruction.m, product.instruction.n)[self.number]
-        loops = (product.rows, product.columns)[self.number]
+        tile, operand, instruction = self.tile, self.operand, self.product.instruction
         slot = np.arange(tile.copies, dtype=np.int64)
-        row, element = slot // tile.row_vectors, slot % tile.row_vectors * operand.length
-        across, along = (element, row) if tile.transposed else (row, element)
-        tiles = block * self.sizes[0] + across // extent
-        deep = stage * self.sizes[1] + along // product.instruction.k
-        values: dict[str, Any] = {
-            **dict.fromkeys(product.program.extents, 0),
-            **digit_values(batch, product.batch),
-            **digit_values(tiles, loops),
-            **digit_values(deep, product.depth),
-            product.axes[self.number]: across % extent,
-            product.axes[2]: along % product.instruction.k,
-        }
-        valid = (row < tile.rows) & (tiles < product.tiles[1 + self.number])
-        valid = valid & (deep < product.tiles[3])
-        for place in operand.checked:
-            coordinate = operand.layout.access[place].evaluate(values)
-            valid = valid & (coordinate >= 0) & (coordinate < operand.layout.shape[place])
-        size = size_bytes(operand.layout.dtype)
-        sectors = np.where(valid, operand.address.evaluate(values) * size // SECTOR_BYTES, -1)
-        counts = (batch.size, block.size, stage.size, tile.copies)
-        return np.broadcast_to(sectors, counts)
+        line, element = slot // tile.row_vectors, slot % tile.row_vectors * operand.length
+        across, along = (element, line) if tile.transposed else (line, element)
+        row = block * self.sizes[0] * (instruction.m, instruction.n)[self.number] + across
+        deep = stage * self.sizes[1] * instruction.k + along
+        places = addresses(self.product, self.number, operand, (batch, row, deep))
+        sectors = np.where(line < tile.rows, places // SECTOR_BYTES, -1)
+        return np.broadcast_to(sectors, (batch.size, block.size, stage.size, tile.copies))
+
+
+def addresses(
+    product: TiledProduct,
+    number: int,
+    operand: GlobalOperand,
+    places: tuple[Numbers, Numbers, Numbers],
+) -> Numbers:
+    """Return the first byte of elements of a factor in its layout; -1 outside of the factor.
+
+    Parameters
+    ----------
+    product : TiledProduct
+        Product of the factor.
+    number : int
+        0 for the first factor, 1 for the second.
+    operand : GlobalOperand
+        The factor in one of its layouts.
+    places : tuple of array of int64
+        Numbers in the batch, of rows and along the depth, in shapes that broadcast.
+    """
+    batch, row, deep = places
+    extent, k = (product.instruction.m, product.instruction.n)[number], product.instruction.k
+    values: dict[str, Any] = {
+        **dict.fromkeys(product.program.extents, 0),
+        **digit_values(batch, product.batch),
+        **digit_values(row // extent, (product.rows, product.columns)[number]),
+        **digit_values(deep // k, product.depth),
+        product.axes[number]: row % extent,
+        product.axes[2]: deep % k,
+    }
+    valid = (row // extent < product.tiles[1 + number]) & (deep // k < product.tiles[3])
+    for dimension in operand.checked:
+        coordinate = operand.layout.access[dimension].evaluate(values)
+        valid = valid & (coordinate >= 0) & (coordinate < operand.layout.shape[dimension])
+    size = size_bytes(operand.layout.dtype)
+    return np.where(valid, operand.address.evaluate(values) * size, -1)
 
 
 def _distinct(numbers: Numbers) -> int:
@@ -114,15 +139,16 @@ def _distinct(numbers: Numbers) -> int:
     return int(np.count_nonzero(numbers[:, 0] >= 0) + np.count_nonzero(changes))
 
 
-def loaded_sectors(plan: Plan) -> int:
-    """Count the sectors of all copies of a kernel of the product, access by access."""
+def loaded(plan: Plan) -> tuple[int, int]:
+    """Count the bytes and the sectors of all copies of a product's kernel, access by access."""
     rows, columns, batch, splits = plan.blocks
-    total = 0
+    total = np.zeros(2, np.int64)
     for number, (blocks, times) in enumerate(((rows, columns), (columns, rows))):
-        copied = CopiedTile(plan.product, number, plan.operand(number), plan.shared_tiles[number])
-        ranges = map(np.arange, (batch, blocks, splits * plan.steps))
-        total += times * int(copied.reads(*ranges).sectors)
-    return total
+        tile = plan.shared_tiles[number]
+        copied = CopiedTile(plan.product, number, plan.operand(number), tile)
+        reads = copied.reads(*map(np.arange, (batch, blocks, splits * plan.steps)))
+        total += times * np.array([reads.vectors * tile.width, reads.sectors], np.int64)
+    return int(total[0]), int(total[1])
 
 
 def mean_reads(product: TiledProduct, number: int, layout: int, tile: SharedTile) -> CopyReads:
@@ -148,7 +174,7 @@ def mean_reads(product: TiledProduct, number: int, layout: int, tile: SharedTile
         block = _sampled(-(-product.tiles[1 + number] // across), SAMPLED_BLOCKS)
         stage = _sampled(-(-product.tiles[3] // along), SAMPLED_STAGES)
         reads, count = copied.reads(batch, block, stage), batch.size * block.size * stage.size
-        cache[key] = CopyReads(reads.sectors / count, reads.distinct / count, reads.lines / count)
+        cache[key] = CopyReads(*(value / count for value in astuple(reads)))
     return cache[key]
 
 

@@ -106,7 +106,14 @@ class SharedTile:
 
     @property
     def chunks(self) -> int:
-        return self.row_bytes // CHUNK
+        """Number of chunks among which those of a row are permuted."""
+        return self.pitch // CHUNK
+
+    def unrolled_copies(self, turns: int) -> int:
+        """Return how many of a thread's copies that compute their addresses are unrolled."""
+        # Many short accesses in parallel would need more registers than there are.
+        most = MAX_UNROLLED_COPIES // 2
+        return math.gcd(turns, most) if self.width < 4 or turns > most else turns
 
     def place(self, row: str, chunk: str) -> str:
         """Return TVMScript of the byte at which a chunk of a row begins.
@@ -243,10 +250,7 @@ class Plan:
 
     def unrolled_copies(self, number: int) -> int:
         """Return how many copies that compute their addresses are unrolled, a divisor of all."""
-        # Many short accesses in parallel would need more registers than there are.
-        tile, most = self.shared_tiles[number], MAX_UNROLLED_COPIES // 2
-        turns = self.copy_turns(number)
-        return math.gcd(turns, most) if tile.width < 4 or turns > most else turns
+        return self.shared_tiles[number].unrolled_copies(self.copy_turns(number))
 
     def copy_turns(self, number: int) -> int:
         """Return the number of vectors of a factor that a thread copies in a step."""

@@ -262,3 +262,71 @@ class DepthWalk:
         """Return the number of levels, from the innermost, whose digits decide the indices."""
         used = {name for index in indices for name in index.iterators}
         return max((level + 1 for level, name in enumerate(self.names) if name in used), default=0)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Positions of a factor's elements along one dimension of its product.
+
+    A position counts the rows, the columns or the depth of the product from its beginning:
+    instruction tiles by the digits of ``loops``, and elements of a tile by ``axis``.
+    """
+
+    axis: str
+    extent: int
+    loops: tuple[Loop, ...]
+
+    @property
+    def names(self) -> set[str]:
+        """Iterators of the digits of a position."""
+        return {self.axis, *(loop.name for loop in self.loops)}
+
+    def slope(self, index: IndexExpr) -> int | None:
+        """Return what an index grows by from each position to the next; None if it varies."""
+        if any(not term.is_affine and self.names & set(term.iterators) for term in index.terms):
+            return None
+        slope, place = index.coefficient(self.axis), self.extent
+        for loop in reversed(self.loops):
+            if loop.extent > 1 and index.coefficient(loop.name) != slope * place:
+                return None
+            place *= loop.extent
+        return slope
+
+
+def linear_limits(
+    operand: GlobalOperand, directions: Sequence[Positions]
+) -> tuple[tuple[int, int | None], ...] | None:
+    """Return how a factor's address and its checks follow from positions.
+
+    Parameters
+    ----------
+    operand : GlobalOperand
+        Factor in global memory.
+    directions : sequence of Positions
+        The dimensions of the product that the factor has.
+
+    Returns
+    -------
+    tuple of tuple of int and of int or None, or None
+        For each dimension, the distance of addresses from one position to the next, and the number
+        of positions that are inside of the factor, where it is checked. None if the address, or a
+        coordinate that is checked, is not linear in them.
+    """
+    slopes = [direction.slope(operand.address) for direction in directions]
+    limits: list[int | None] = [None] * len(directions)
+    for place in operand.checked:
+        index, size = operand.layout.access[place], operand.layout.shape[place]
+        steps = [direction.slope(index) for direction in directions]
+        moving = [number for number, step in enumerate(steps) if step]
+        if None in steps or len(moving) != 1:
+            return None
+        step, number = steps[moving[0]], moving[0]
+        assert step is not None
+        if step < 0 or index.constant < 0 or not set(index.iterators) <= directions[number].names:
+            return None
+        limit = max(0, -((index.constant - size) // step))
+        earlier = limits[number]
+        limits[number] = limit if earlier is None else min(limit, earlier)
+    if None in slopes:
+        return None
+    return tuple((slope or 0, limit) for slope, limit in zip(slopes, limits, strict=True))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from random import Random
@@ -16,6 +18,11 @@ from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.model import Gpu
 
 S = TypeVar("S")
+
+RASTER_GROUPS = (1, 4, 8)
+"""Numbers of adjacent blocks of rows that share columns of the second factor in L2."""
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Numbers of blocks that share the reduction of a result."""
 
 
 def product_form(product: TiledProduct) -> tuple[Any, ...]:
@@ -65,6 +72,19 @@ class RefinedSpace(Space[S]):
     @abstractmethod
     def refinements(self, schedule: S) -> Iterator[Scored[S]]:
         """Yield refinements of a plain schedule."""
+
+    def fitting(self, schedules: Iterable[S]) -> Iterator[Scored[S]]:
+        """Yield the schedules that can be executed, with their estimates."""
+        for schedule in schedules:
+            with suppress(LoweringError):
+                yield self.scored(schedule)
+
+    def splits_of(self, depth: int) -> Iterator[tuple[int, int]]:
+        """Yield raster groups and splits for stages of a depth, in instruction tiles."""
+        for group, splits in itertools.product(RASTER_GROUPS, SPLITS):
+            # Every part of a split reduction has at least two stages.
+            if (group, splits) != (1, 1) and splits * depth <= max(1, self.tiled.tiles[3] // 2):
+                yield group, splits
 
     @abstractmethod
     def rank(self, item: Scored[S]) -> tuple[float, ...]:

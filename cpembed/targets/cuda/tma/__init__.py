@@ -1,1 +1,1 @@
-"""Copies of the Tensor Memory Accelerator: which images of a factor they can load, and how."""
+"""Copies of the Tensor Memory Accelerator: what they can load and store, and how."""

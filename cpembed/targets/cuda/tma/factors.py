@@ -78,16 +78,17 @@ class FactorAccess:
     """True if memory holds zeros beyond the depth."""
 
     def __post_init__(self) -> None:
-        groups = [self._names(group) for group in ("batch", "rows", "depth")]
+        groups = [self.names(group) for group in ("batch", "rows", "depth")]
         for index in self.operand.layout.access:
             for term in index.terms:
                 if sum(not group.isdisjoint(term.iterators) for group in groups) > 1:
                     raise LoweringError(f"{term.text()} mixes rows, depth or batch")
 
-    def _names(self, group: str) -> frozenset[str]:
+    def names(self, group: str) -> frozenset[str]:
+        """Return the iterators of the batch, of rows or of the depth."""
         product = self.product
-        loops = {"batch": product.batch, "rows": self.row_loops, "depth": product.depth}[group]
-        axes = {"batch": (), "rows": (self.row_axis,), "depth": (product.axes[2],)}[group]
+        loops = {"batch": product.batch, "rows": self.row_loops, "depth": self.depth_loops}[group]
+        axes = {"batch": (), "rows": (self.row_axis,), "depth": (self.depth_axis,)}[group]
         return frozenset((*(loop.name for loop in loops), *axes))
 
     @property
@@ -104,6 +105,14 @@ class FactorAccess:
         """Number of rows of an instruction tile."""
         instruction = self.product.instruction
         return instruction.n if self.number else instruction.m
+
+    @property
+    def depth_loops(self) -> tuple[Loop, ...]:
+        return self.product.depth
+
+    @property
+    def depth_axis(self) -> str:
+        return self.product.axes[2]
 
     @property
     def tile_depth(self) -> int:
@@ -145,7 +154,7 @@ class FactorAccess:
         ``beyond`` is a number of instruction tiles beyond the depth.
         """
         count = -(-(self.tile_counts[1] + beyond) // tiles) * tiles
-        return self._parts(self.product.depth, self.product.axes[2], self.tile_depth, count)
+        return self._parts(self.depth_loops, self.depth_axis, self.tile_depth, count)
 
     def _parts(self, loops: Sequence[Loop], axis: str, extent: int, tiles: int) -> Numbers:
         elements = np.arange(tiles * extent, dtype=np.int64)
@@ -163,7 +172,7 @@ class FactorAccess:
     def at_tile(self, index: IndexExpr) -> IndexExpr:
         """Return an index at the first element of an instruction tile, over the product's loops."""
         product = self.product
-        loops = {loop.name for loop in (*product.batch, *self.row_loops, *product.depth)}
+        loops = {loop.name for loop in (*product.batch, *self.row_loops, *self.depth_loops)}
         zeros = {name: IndexExpr() for name in product.program.extents if name not in loops}
         moved = index.substitute(zeros)
         # A digit of nothing is a number.
@@ -174,7 +183,7 @@ class FactorAccess:
     @cached_property
     def stored_rows(self) -> int:
         """Number of rows whose results are stored, if they come first; else the number of rows."""
-        output, rows = self.product.output, self._names("rows")
+        output, rows = self.product.output, self.names("rows")
         parts = FactorAccess(self.product, self.number, output).row_parts(1)
         inside = np.ones(parts.shape[1], np.bool_)
         for index, part, size in zip(output.layout.access, parts, output.layout.shape, strict=True):

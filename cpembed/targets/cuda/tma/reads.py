@@ -172,18 +172,21 @@ def _pixels_read(
     steps, bases = tensor_map.element_strides[1:-1], tensor_map.bases
     number, inner = np.zeros_like(channel), 1
     for place, lower, step, count in zip(base, box.lower, steps, bases, strict=True):
-        number = number + (place - lower) // step * inner
+        # Blocks of a cluster that are beyond the result may begin beyond the last base.
+        number = number + np.minimum((place - lower) // step, count - 1) * inner
         inner *= count
     pixels = number[:, None] + np.arange(box.pixels)
     images = image[:, None] + pixels // inner
     valid = (images >= 0) & (images < tensor_map.global_dims[-1])
     address = images * tensor_map.global_strides[-1]
     dimensions = zip(
-        box.lower, steps, bases, offsets, tensor_map.global_dims[1:-1],
+        base, box.lower, steps, bases, offsets, tensor_map.global_dims[1:-1],
         tensor_map.global_strides[:-1], strict=True,
     )  # fmt: skip
-    for lower, step, count, offset, size, stride in dimensions:
-        coordinate = pixels % count * step + lower + offset[:, None]
+    for place, lower, step, count, offset, size, stride in dimensions:
+        base_place = pixels % count * step + lower
+        beyond = (place[:, None] - base_place) * (pixels == pixels[:, :1])
+        coordinate = base_place + beyond + offset[:, None]
         valid &= (coordinate >= 0) & (coordinate < size)
         address = address + coordinate * stride
         pixels = pixels // count

@@ -186,7 +186,7 @@ def _row_major_view(access: FactorAccess, tiles: int, depth: int) -> ImageView:
         raise LoweringError("only elements of 16 bits are multiplied M-major or N-major")
     if tiles * access.tile_rows % BLOCK_ROWS:
         raise LoweringError(f"{tiles} tiles are no blocks of {BLOCK_ROWS} rows")
-    _require_contiguous(chunk_steps(access.row_parts(tiles), BLOCK_ROWS, access.stored_rows))
+    require_contiguous(chunk_steps(access.row_parts(tiles), BLOCK_ROWS, access.stored_rows))
     deep = depth * access.tile_depth
     steps = chunk_steps(access.depth_parts(depth), deep, access.elements_deep)
     dimensions = box_dimensions(access, BLOCK_ROWS, chunk_digits(steps))
@@ -246,7 +246,7 @@ def _contiguous_depth(access: FactorAccess, depth: int) -> int:
     panel = depth * access.tile_depth
     if panel * access.element_bytes not in SPANS:
         raise LoweringError(f"rows of {panel * access.element_bytes} bytes: one of {SPANS}")
-    _require_contiguous(chunk_steps(access.depth_parts(depth), panel, access.elements_deep))
+    require_contiguous(chunk_steps(access.depth_parts(depth), panel, access.elements_deep))
     return panel
 
 
@@ -256,7 +256,8 @@ def _require_complete(dimensions: Sequence[MapDimension], rest: int) -> None:
         raise LoweringError(f"the last copy has {rest} tiles that no bound of the map ends")
 
 
-def _require_contiguous(steps: Numbers) -> None:
+def require_contiguous(steps: Numbers) -> None:
+    """Raise :class:`LoweringError` unless a row of an image is contiguous in memory."""
     expected = np.zeros_like(steps)
     expected[-1] = np.arange(steps.shape[1])
     if not np.array_equal(steps, expected):
@@ -269,11 +270,11 @@ def _is_zero_beyond(access: FactorAccess, depth: int, dimensions: Sequence[MapDi
     It is enough to look at one pass of the inner loops: in later ones the outermost loop, and with
     it the coordinate, is larger.
     """
-    if not access.product.depth:
+    if not access.depth_loops:
         # No coordinate follows from the number of a stage.
         return False
-    names = {loop.name for loop in access.product.depth} | {access.product.axes[2]}
-    inner = math.prod(loop.extent for loop in access.product.depth[1:])
+    names = {loop.name for loop in access.depth_loops} | {access.depth_axis}
+    inner = math.prod(loop.extent for loop in access.depth_loops[1:])
     parts = access.depth_parts(depth, beyond=inner + depth)[:, access.elements_deep :]
     layout = access.operand.layout
     if access.zero_padded:

@@ -58,11 +58,14 @@ def functions(plan: SpecializedPlan) -> dict[str, tuple[Writer, Launch]]:
 def tensor_maps(plan: SpecializedPlan) -> dict[str, Viewed]:
     """Return the parameters that are tensor maps, with the buffers that they describe."""
     maps = dict[str, Viewed]()
-    for number, (name, view) in enumerate(zip(PARAMETERS, plan.views, strict=True)):
+    for name, view in zip(PARAMETERS, plan.views, strict=True):
         if view is not None:
             layout = view.operand.layout
             buffer = Parameter(name, layout.elements, storage_dtype(layout.dtype))
-            maps[map_name(number)] = buffer, view.tensor_map
+            maps[map_name(name)] = buffer, view.tensor_map
+    if plan.store is not None:
+        output, dtype = plan.product.output, storage_dtype(plan.product.output_dtype)
+        maps[map_name("C")] = Parameter("C", output.elements, dtype), plan.store.tensor_map
     return maps
 
 

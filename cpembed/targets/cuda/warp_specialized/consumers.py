@@ -15,12 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from cpembed.targets.cuda.fragment_products import MATRIX_BYTES, FragmentProducts
-from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
+from cpembed.targets.cuda.instructions import LANES, WARP_GROUP, WARP_ROWS
 from cpembed.targets.cuda.results import Strip
 from cpembed.targets.cuda.warp_specialized.device import product_name
 from cpembed.targets.cuda.warp_specialized.layouts import CHUNK
 from cpembed.targets.cuda.warp_specialized.ring import Ring
-from cpembed.targets.cuda.warp_specialized.schedule import WARP_ROWS, SpecializedPlan
+from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.streaming import write_opaque
 from cpembed.targets.cuda.writer import Writer, quotient, register_pointer, shared_pointer
 
@@ -236,21 +236,41 @@ class Warps(Consumers):
         self.products.locate()
 
     def multiply(self, steps: str) -> None:
-        depth = self.schedule.depth
         self.products.clear()
         self.ring.await_full()
         self.products.load(0, 0)
-        # A stage has an even depth, so that each begins with the first set of fragments.
-        with self.script.nested(f"for step in T.serial({steps} - 1, unroll=False):"):
-            self.products.stage(depth, 0, lambda: None, self._next_stage)
-        # The last stage is apart: a condition would part the products of every stage. ptxas would
-        # delay them until results are stored, but for a loop of a number of turns that it does not
-        # know.
+        # Stages of an odd depth begin with either set of fragments in turn.
+        period = 1 + self.schedule.depth % 2
+        following = f"({steps} - 1)"
+        turns = following if period == 1 else f"T.truncdiv({following}, {period})"
+        with self.script.nested(f"for step in T.serial({turns}, unroll=False):"):
+            for number in range(period):
+                self._stage(number, self._next_stage)
+        if period == 1 or steps.isdecimal():
+            self._finish((int(steps) - 1) % period if period > 1 else 0)
+            return
+        with self.script.nested(f"if T.truncmod({following}, {period}) == 1:"):
+            self._finish(1)
+        with self.script.nested("else:"):
+            self._finish(0)
+
+    def _stage(self, first_set: int, end: Callable[[Callable[[], None]], None]) -> None:
+        self.products.stage(self.schedule.depth, first_set, lambda: None, end)
+
+    def _finish(self, rest: int) -> None:
+        """Write the last stages: those that no turn of the loop is left for, 0 or 1, and the last.
+
+        The last stage is apart: a condition would part the products of every stage.
+        """
+        for number in range(rest):
+            self._stage(number, self._next_stage)
+        # ptxas would delay the products until results are stored, but for a loop of a number of
+        # turns that it does not know.
         self.script.line('last = T.alloc_buffer((1,), "int32", scope="local")')
         self.script.line("last[0] = 1")
         self.writer.call("cpembed_opaque", register_pointer("last", "0"))
         with self.script.nested("for step in T.serial(last[0], unroll=False):"):
-            self.products.stage(depth, 0, lambda: None, lambda _: self._give_back())
+            self._stage(rest, lambda _: self._give_back())
 
     def _next_stage(self, load_fragments: Callable[[], None]) -> None:
         self._give_back()

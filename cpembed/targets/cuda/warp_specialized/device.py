@@ -96,7 +96,7 @@ def _asm(text: str, *inputs: str, outputs: tuple[str, ...] = ()) -> str:
 @cache
 def _fixed() -> dict[str, _Definition]:
     """Return the definitions that no instruction has a part in, by name."""
-    definitions = [*_barriers(), *_bulk_copies(), *_tensor_copies(), *_groups()]
+    definitions = [*_barriers(), *_bulk_copies(), *_tensor_copies(), *_stores(), *_groups()]
     return {definition[1]: definition for definition in definitions}
 
 
@@ -249,6 +249,31 @@ def tensor_load_name(rank: int, offsets: int = 0, *, multicast: bool = False) ->
     return f"cpembed_tensor_load_{rank}d{mode}{'_multicast' * multicast}"
 
 
+def _stores() -> Iterator[_Definition]:
+    # Bulk stores are waited for in groups, by the thread that issued them: until their sources may
+    # be overwritten.
+    yield "void", "cpembed_bulk_commit", "", [_asm("cp.async.bulk.commit_group;")]
+    for left in range(2):
+        wait = _asm(f"cp.async.bulk.wait_group.read {left};")
+        yield "void", f"cpembed_bulk_wait_read_{left}", "", [wait]
+    for rank in range(1, MAX_RANK + 1):
+        names = [f"c{number}" for number in range(rank)]
+        coordinates = ", ".join(f"%{1 + number}" for number in range(rank))
+        text = (
+            f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group "
+            f"[%0, {{{coordinates}}}], [%{1 + rank}];"
+        )
+        inputs = ['"l"(map)', *(f'"r"({name})' for name in names), _shared("shared")]
+        parameters = ", ".join(
+            ["unsigned long long map", *(f"int {name}" for name in names), "const void* shared"]
+        )
+        yield "void", f"cpembed_tensor_store_{rank}d", parameters, [_asm(text, *inputs)]
+    words = [f'"r"(static_cast<const unsigned int*>(registers)[{n}])' for n in range(4)]
+    text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+    parameters = "void* shared, const void* registers"
+    yield "void", "cpembed_stmatrix_x4", parameters, [_asm(text, _shared("shared"), *words)]
+
+
 def _groups() -> Iterator[_Definition]:
     # Registers and shared memory that threads wrote are read by the products behind it.
     yield "void", "cpembed_wgmma_fence", "", [_asm("wgmma.fence.sync.aligned;")]
@@ -266,6 +291,12 @@ def _groups() -> Iterator[_Definition]:
         "cpembed_named_barrier",
         "int number, int threads",
         [_asm("bar.sync %0, %1;", '"r"(number)', '"r"(threads)')],
+    )
+    yield (
+        "void",
+        "cpembed_named_arrive",
+        "int number, int threads",
+        [_asm("bar.arrive %0, %1;", '"r"(number)', '"r"(threads)')],
     )
     # A number that is the same in all lanes. nvcc keeps it in a uniform register only if one lane
     # has told it to the others; descriptors that follow from it are then computed for a warp.

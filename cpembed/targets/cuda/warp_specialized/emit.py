@@ -34,6 +34,7 @@ from cpembed.targets.cuda.warp_specialized.ring import Ring
 from cpembed.targets.cuda.warp_specialized.schedule import (
     SpecializedPlan,
 )
+from cpembed.targets.cuda.warp_specialized.stores import BoxStores
 from cpembed.targets.cuda.warp_specialized.streaming import (
     COUNTERS,
     workspace_elements,
@@ -41,6 +42,7 @@ from cpembed.targets.cuda.warp_specialized.streaming import (
     write_strip,
 )
 from cpembed.targets.cuda.writer import (
+    PARAMETERS,
     PARTIAL,
     Writer,
     quotient,
@@ -59,7 +61,10 @@ def product_kernel(plan: SpecializedPlan) -> Writer:
     if splits > 1:
         declared.append(buffer(PARTIAL, splits * elements, product.sums))
     else:
-        declared += [*input_declarations(product), *output_declarations(product)]
+        results = output_declarations(product)
+        if plan.store is not None:
+            results = [f"{map_name('C')}: T.TensorMap()"]
+        declared += [*input_declarations(product), *results]
     if plan.order.streamed:
         declared += [
             buffer(PARTIAL, workspace_elements(plan), product.sums),
@@ -78,7 +83,8 @@ def product_kernel(plan: SpecializedPlan) -> Writer:
             script.line(f"thread = T.axis.spatial({plan.schedule.threads}, tx)")
             script.line("T.reads()")
             names = [name for name, _ in output_parameters(product).values()]
-            written = [f"{name}[0 : {elements}]" for name in names]
+            # A tensor map is no buffer.
+            written = [f"{name}[0 : {elements}]" for name in names if plan.store is None]
             if splits > 1:
                 written = [f"{PARTIAL}[0 : {splits * elements}]"]
             script.line(f"T.writes({', '.join(written)})")
@@ -96,6 +102,9 @@ class _Body:
         self.script, self.schedule = writer.script, plan.schedule
         self.product, self.ring = plan.product, Ring(writer, plan)
         self.consumers = consumers_of(writer, plan, self.ring)
+        self.stores: BoxStores | None = None
+        if plan.store is not None:
+            self.stores = BoxStores(writer, plan, self.consumers.strip())
 
     def write(self) -> None:
         size = self.schedule.cluster_blocks
@@ -173,7 +182,8 @@ class _Body:
     def _prefetch_maps(self) -> None:
         for number, load in enumerate(self.schedule.loads):
             if load == "tensor":
-                self.writer.call("cpembed_prefetch_map", f"T.address_of({map_name(number)})")
+                address = f"T.address_of({map_name(PARAMETERS[number])})"
+                self.writer.call("cpembed_prefetch_map", address)
 
     def _fill_stage(self) -> None:
         first = "" if self.plan.is_whole else "first_step + "
@@ -230,37 +240,46 @@ class _Body:
         with self._items():
             if self.schedule.alternating:
                 self._take_turns()
-                return
-            self.consumers.multiply(self._item_steps)
-            if not self.plan.order.streamed:
-                self._store()
-                return
-            write_part(self.writer, self.plan, self.consumers.sums)
-            with self.script.nested("if finished[0] == 1:"):
-                self._store()
+            else:
+                self._compute_item()
+        if self.stores is not None:
+            self.stores.finish()
+
+    def _compute_item(self) -> None:
+        """Write a work item: products of all of its stages, and what becomes of their sums."""
+        self.consumers.multiply(self._item_steps)
+        if not self.plan.order.streamed:
+            self._store()
+            return
+        write_part(self.writer, self.plan, self.consumers.sums)
+        with self.script.nested("if finished[0] == 1:"):
+            self._store()
 
     def _take_turns(self) -> None:
         """Write a work item of one of the groups, beside which the others skip its stages."""
         with self.script.nested(f"if turn_of_block % {self.schedule.groups} == consumer:"):
             self.ring.await_turn()
-            self.consumers.multiply(self._item_steps)
-            self._store()
+            self._compute_item()
         with self.script.nested("else:"):
             self.ring.skip(self._item_steps)
 
     def _store(self) -> None:
         """Write the end of a work item, strip by strip of a warp's sums."""
-        staging, strip = self.plan.staging, self.consumers.strip()
-        rows, columns = self.schedule.tile
-        self.script.line(f"stage = {self.plan.staging_offset} + warp * {staging.bytes}")
-        with self.script.nested(f"for strip in T.unroll({rows * columns // self.plan.strip}):"):
-            name = "sums"
-            if self.plan.order.streamed:
+        plan, name = self.plan, "sums"
+        self.script.line(f"stage = {plan.staging_offset} + warp * {plan.staging_bytes}")
+        if self.stores is not None:
+            self.stores.locate()
+        with self.script.nested(f"for strip in T.unroll({plan.strips}):"):
+            if plan.order.streamed:
                 name = "total"
-                registers = self.plan.strip * self.product.instruction.registers[2]
-                write_strip(self.writer, self.plan, registers)
-            stage_sums(self.writer, self.product.instruction, staging, self.plan.strip, name)
+                registers = plan.strip * self.product.instruction.registers[2]
+                write_strip(self.writer, plan, registers)
+            if self.stores is not None:
+                self.stores.store(name)
+                return
+            instruction = self.product.instruction
+            stage_sums(self.writer, instruction, plan.staging, plan.strip, name)
             # Lanes read what others staged, and stage the next strip in its place.
             self.writer.warp_barrier()
-            store_strip(self.writer, strip)
+            store_strip(self.writer, self.consumers.strip())
             self.writer.warp_barrier()

@@ -23,6 +23,10 @@ MAX_CLUSTER = 8
 """Maximum number of blocks of a cluster on every GPU (CUDA C++ Programming Guide)."""
 
 
+MAX_STORE_BUFFERS = 2
+"""Maximum number of buffers of a warp from which TMA stores results."""
+
+
 def check(plan: SpecializedPlan, shared_bytes: int) -> None:
     """Raise :class:`LoweringError` if a plan cannot be executed.
 
@@ -58,6 +62,7 @@ def check(plan: SpecializedPlan, shared_bytes: int) -> None:
             raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
     if schedule.streamed and schedule.splits > 1:
         raise LoweringError(f"{schedule}: a reduction is split or divided evenly, not both")
+    _check_stores(plan)
     _check_cluster(plan)
     order = plan.order
     if (order.splits - 1) * order.part_steps >= order.steps:
@@ -95,9 +100,6 @@ def _check_warps(plan: SpecializedPlan) -> None:
         raise LoweringError(f"{schedule}: {plan.product.instruction.name} is executed by warps")
     if schedule.threads > MAX_THREADS:
         raise LoweringError(f"{schedule}: a block has at most {MAX_THREADS} threads")
-    # Stages begin with the same one of two sets of fragments.
-    if schedule.depth % 2:
-        raise LoweringError(f"{schedule}: the depth of a stage is even")
     if plan.by_threads or schedule.in_registers or schedule.cluster_blocks > 1:
         raise LoweringError(f"{schedule}: warps take what bulk copies load for their block")
     for tiles, extent, image in zip(
@@ -109,6 +111,20 @@ def _check_warps(plan: SpecializedPlan) -> None:
         # Chunks are permuted by exclusive or, so that rows of a warp begin at multiples.
         if image.transposed and tiles * extent & (tiles * extent - 1):
             raise LoweringError(f"{schedule}: transposed rows of a warp are a power of two")
+
+
+def _check_stores(plan: SpecializedPlan) -> None:
+    """Refuse stores by TMA that there are not, and buffers that a warp would not take in turn."""
+    buffers = plan.schedule.store_buffers
+    if not 0 <= buffers <= MAX_STORE_BUFFERS:
+        raise LoweringError(f"{plan.schedule}: from 0 to {MAX_STORE_BUFFERS} buffers of results")
+    if plan.store is None:
+        return
+    if plan.schedule.splits > 1:
+        raise LoweringError(f"{plan.schedule}: threads store parts of sums")
+    # A block begins with the first buffer, which has to be the one that is free first.
+    if plan.strips % buffers:
+        raise LoweringError(f"{plan.schedule}: {plan.strips} boxes from {buffers} buffers")
 
 
 def _check_cluster(plan: SpecializedPlan) -> None:

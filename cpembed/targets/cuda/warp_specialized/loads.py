@@ -41,16 +41,16 @@ def factor_parameter(plan: SpecializedPlan, number: int) -> str:
     name, operand = PARAMETERS[number], plan.operand(number)
     load = plan.schedule.loads[number]
     if load == "tensor":
-        return f"{map_name(number)}: T.TensorMap()"
+        return f"{map_name(name)}: T.TensorMap()"
     elements = operand.layout.elements
     if load == "bulk":
         elements = PackedImages(plan, number).elements
     return buffer(name, elements, operand.layout.dtype)
 
 
-def map_name(number: int) -> str:
-    """Return the name of the parameter that is a factor's tensor map."""
-    return f"{PARAMETERS[number]}_map"
+def map_name(name: str) -> str:
+    """Return the name of the parameter that is a tensor map of a factor, or of the result."""
+    return f"{name}_map"
 
 
 def copied_bytes(plan: SpecializedPlan) -> int:
@@ -105,8 +105,9 @@ def _write_tensor(
         condition = [f"if {place_in_group} == {turn % sharers}:"] * (sharers > 1)
         with writer.script.nested(*condition):
             write_tensor_copy(
-                writer, copy, plan.product, number, (first, deep), place, map_name(number), mask
-            )
+                writer, copy, plan.product, number, (first, deep), place,
+                map_name(PARAMETERS[number]), mask,
+            )  # fmt: skip
 
 
 def write_tensor_copy(

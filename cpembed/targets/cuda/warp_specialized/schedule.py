@@ -16,25 +16,24 @@ from typing import Literal
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.epilogue import input_parameters
-from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
+from cpembed.targets.cuda.instructions import LANES, WARP_GROUP, WARP_ROWS
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.multistage.registers import (
     MAX_REGISTERS,
     MULTIPROCESSOR_REGISTERS,
+    PAIR_MARGIN,
     REGISTER_MARGIN,
     product_registers,
     resident_blocks,
 )
 from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES, Staging
+from cpembed.targets.cuda.tma.stores import StoreView, store_view
 from cpembed.targets.cuda.tma.views import ImageView, image_views
 from cpembed.targets.cuda.warp_specialized.layouts import SharedImage
 from cpembed.targets.cuda.warp_specialized.tiles import TileOrder, streamed_tiles
 
 MAX_GROUPS = 3
 MAX_STAGES = 12
-
-WARP_ROWS = 16
-"""Number of rows of an instruction tile whose sums a warp holds."""
 
 STRIP_BYTES = 128
 """Maximum number of bytes of a row of sums that pass through shared memory at a time."""
@@ -96,6 +95,8 @@ class SpecializedSchedule:
     """True if consumers load the first factor into registers."""
     alternating: bool = False
     """True if consumer groups compute tiles in turn: one stores while the next one multiplies."""
+    store_buffers: int = 0
+    """Number of buffers of a warp from which TMA stores results; 0: threads store them."""
     layouts: tuple[int, int] = (0, 0)
     """Numbers of the factors' layouts: of the views of TMA for tensor copies, otherwise of those in
     :class:`~cpembed.targets.cuda.lower.TiledProduct`."""
@@ -148,6 +149,9 @@ class SpecializedSchedule:
         words += ["the last tiles divided evenly"] * self.streamed
         words += ["the first factor in registers"] * self.in_registers
         words += ["groups take turns"] * self.alternating
+        words += [f"results by tensor copies from {self.store_buffers} buffers a warp"] * bool(
+            self.store_buffers
+        )
         return ", ".join(words)
 
 
@@ -180,6 +184,9 @@ class SpecializedProduct:
         default_factory=dict[tuple[int, ...], float], repr=False
     )
     """Mean number of bytes that copies of an image read, by factor, layout, and tiles."""
+    _stores: dict[int, StoreView | LoweringError] = field(
+        default_factory=dict[int, StoreView | LoweringError], repr=False
+    )
 
     def views(self, number: int, tiles: int, depth: int) -> tuple[ImageView, ...]:
         """Return the views of a factor's image of so many instruction tiles, the best one first."""
@@ -187,6 +194,21 @@ class SpecializedProduct:
         if key not in self._views:
             self._views[key] = image_views(self.tiled, number, tiles, depth)
         return self._views[key]
+
+    def store(self, columns: int) -> StoreView:
+        """Return the boxes of results of a warp with so many instruction tiles of columns.
+
+        Raises :class:`LoweringError` if TMA does not store them.
+        """
+        if columns not in self._stores:
+            try:
+                self._stores[columns] = store_view(self.tiled, columns)
+            except LoweringError as error:
+                self._stores[columns] = error
+        view = self._stores[columns]
+        if isinstance(view, LoweringError):
+            raise view
+        return view
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,9 +280,40 @@ class SpecializedPlan:
         return strip_staging(self.product, self.strip)
 
     @cached_property
+    def store(self) -> StoreView | None:
+        """Boxes of results that TMA stores; None if threads store them.
+
+        Raises :class:`LoweringError` if TMA does not store them.
+        """
+        if not self.schedule.store_buffers:
+            return None
+        return self.lowered.store(self.schedule.tile[1])
+
+    @cached_property
+    def store_image(self) -> SharedImage:
+        """Image of a box of results in shared memory."""
+        assert self.store is not None
+        return SharedImage(WARP_ROWS, self.store.tensor_map.swizzle)
+
+    @cached_property
     def strip(self) -> int:
         """Number of instruction tiles of columns that are staged at a time."""
+        if self.store is not None:
+            return self.store.tiles
         return strip_tiles(self.product, self.schedule.tile[1])
+
+    @property
+    def strips(self) -> int:
+        """Number of times that a warp stages sums of a block of results."""
+        rows, columns = self.schedule.tile
+        return rows * columns // self.strip
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of shared memory in which a warp stages results."""
+        if self.store is not None:
+            return self.schedule.store_buffers * self.store_image.content_bytes
+        return self.staging.bytes
 
     @property
     def staging_offset(self) -> int:
@@ -270,7 +323,7 @@ class SpecializedPlan:
     @property
     def barrier_offset(self) -> int:
         """First byte of the mbarriers: full stages, then empty ones."""
-        return self.staging_offset + self.schedule.consumers // LANES * self.staging.bytes
+        return self.staging_offset + self.schedule.consumers // LANES * self.staging_bytes
 
     @property
     def flag_offset(self) -> int:
@@ -388,8 +441,12 @@ class SpecializedPlan:
     @property
     def most_registers(self) -> int:
         """Number of registers with which no kernel of warps of their own was seen to spill."""
+        most = self.registers + REGISTER_MARGIN + PAIR_MARGIN * (self.schedule.depth % 2)
+        if self.store is not None:
+            # Results are made in the registers of their sums.
+            return most
         vectors = self.staging.rows * self.staging.columns // self.product.output.length // LANES
-        return self.registers + REGISTER_MARGIN + RESULT_REGISTERS * max(0, vectors - 2)
+        return most + RESULT_REGISTERS * max(0, vectors - 2)
 
     @property
     def min_blocks(self) -> int:

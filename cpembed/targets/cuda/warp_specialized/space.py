@@ -12,7 +12,7 @@ from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import Gpu, estimate
-from cpembed.targets.cuda.multistage.space import RefinedSpace
+from cpembed.targets.cuda.multistage.space import RASTER_GROUPS, SPLITS, RefinedSpace
 from cpembed.targets.cuda.warp_specialized.device import column_counts
 from cpembed.targets.cuda.warp_specialized.limits import check
 from cpembed.targets.cuda.warp_specialized.schedule import (
@@ -28,9 +28,9 @@ ROW_TILES = (1, 2)
 COLUMN_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DEPTHS = (4, 2, 1)
 STAGES = (8, 6, 4, 3, 2)
-RASTER_GROUPS = (1, 4, 8)
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 CLUSTERS = ((2, 1), (1, 2))
+STREAMED_PARTS = (2, 4, 8)
+STORE_BUFFERS = (1, 2, 0)
 
 CLOSE_RATIO = 1.02
 """Ratio of estimates that are too close to choose by them alone."""
@@ -45,10 +45,10 @@ WARP_STAGES = (6, 4, 3, 2)
 class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
     """Schedules of a product that fit a GPU, ranked by their estimated times.
 
-    Refinements are groups of blocks, splits, clusters, last tiles that are divided, and groups that
-    take turns. Warps of
-    their own have no clusters: multicast is slow where they are used (PTX ISA,
-    ``cp.async.bulk.tensor``), or missing (CUTLASS, Blackwell SM120 GEMMs: GeForce).
+    Refinements are buffers of results, groups of blocks, splits, clusters, last tiles that are
+    divided, and groups that take turns. Warps of their own have no clusters: multicast is slow
+    where they are used (PTX ISA, ``cp.async.bulk.tensor``), or missing (CUTLASS, Blackwell SM120
+    GEMMs: GeForce).
     """
 
     refined = 24
@@ -61,6 +61,7 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
         "splits": SPLITS,
         "cluster": ((1, 1), *CLUSTERS),
         "alternating": (False, True),
+        "store_buffers": STORE_BUFFERS,
     }
 
     def __init__(self, product: SpecializedProduct, gpu: Gpu) -> None:
@@ -77,8 +78,20 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
     def plain(self) -> Iterator[Scored[SpecializedSchedule]]:
         """Yield schedules without groups of blocks and splits."""
         for shape in self._shapes():
+            # One buffer takes no more memory than what threads stage.
+            buffers = int(self._has_boxes(shape))
             for loads, layouts in self._loads(shape.block, shape.depth):
-                yield from self._with_stages(replace(shape, loads=loads, layouts=layouts))
+                yield from self._with_stages(
+                    replace(shape, loads=loads, layouts=layouts, store_buffers=buffers)
+                )
+
+    def _has_boxes(self, schedule: SpecializedSchedule) -> bool:
+        """Return True if TMA can store the results of a warp."""
+        try:
+            self.product.store(schedule.tile[1])
+        except LoweringError:
+            return False
+        return True
 
     def _shapes(self) -> Iterator[SpecializedSchedule]:
         """Yield schedules that differ in the tiles of a block and the depth of a stage."""
@@ -101,9 +114,7 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
         for warps, *tile, deep in itertools.product(
             WARPS, WARP_ROW_TILES, WARP_COLUMN_TILES, DEPTHS
         ):
-            # The depth of a stage is even (limits.check).
-            if deep % 2 == 0:
-                yield SpecializedSchedule(1, (tile[0], tile[1]), deep, warps=warps)
+            yield SpecializedSchedule(1, (tile[0], tile[1]), deep, warps=warps)
 
     def _loads(
         self, block: tuple[int, int], deep: int
@@ -142,13 +153,11 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
             resident = self._resident(plan)
             if plan.work_items > resident:
                 with_stages = replace(with_stages, blocks=resident)
-            try:
-                yield self.scored(with_stages)
-            except LoweringError:
-                # Ranked among others only if it fits, which fewer stages may.
-                continue
-            if not self.of_warps:
-                return
+            # Ranked among others only if it fits, which fewer stages may.
+            for scored in self.fitting([with_stages]):
+                yield scored
+                if not self.of_warps:
+                    return
 
     def _resident(self, plan: SpecializedPlan) -> int:
         """Return the number of blocks of a persistent kernel."""
@@ -160,34 +169,32 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
 
     def refinements(self, schedule: SpecializedSchedule) -> Iterator[Scored[SpecializedSchedule]]:
         """Yield a schedule with groups of blocks, splits, clusters, or divided last tiles."""
-        depth = self.product.tiled.tiles[3]
-        clusters = () if self.of_warps else CLUSTERS
+        if schedule.store_buffers:
+            stored = [replace(schedule, store_buffers=buffers) for buffers in STORE_BUFFERS]
+            variants = [item for each in stored for item in self._with_stages(each)]
+            yield from variants
+            schedule = min(variants, key=self.rank).schedule
         if schedule.groups > 1:
             for cluster in ((1, 1), *CLUSTERS):
                 yield from self._with_stages(replace(schedule, alternating=True, cluster=cluster))
+        yield from self.fitting(self._rearranged(schedule))
+
+    def _rearranged(self, schedule: SpecializedSchedule) -> Iterator[SpecializedSchedule]:
+        """Yield schedules of the same blocks: other orders, clusters, splits and last tiles."""
+        clusters = () if self.of_warps else CLUSTERS
         for group, cluster in itertools.product(RASTER_GROUPS, clusters):
             # Whole clusters are resident, so that an odd multiprocessor stays idle.
             blocks = schedule.blocks and schedule.blocks // 2 * 2
-            try:
-                yield self.scored(replace(schedule, group=group, cluster=cluster, blocks=blocks))
-            except LoweringError:
-                continue
-        for group in RASTER_GROUPS:
-            blocks = self._resident(SpecializedPlan(self.product, replace(schedule, streamed=True)))
-            streamed = replace(schedule, group=group, streamed=True, blocks=blocks)
-            try:
-                yield self.scored(streamed)
-            except LoweringError:
-                continue
-        for group, splits in itertools.product(RASTER_GROUPS, SPLITS):
-            # Every part of a split reduction has at least two stages.
-            if (group, splits) == (1, 1) or splits * schedule.depth > max(1, depth // 2):
-                continue
-            refined = replace(schedule, group=group, splits=splits)
-            try:
-                yield self.scored(refined)
-            except LoweringError:
-                continue
+            yield replace(schedule, group=group, cluster=cluster, blocks=blocks)
+        plan = SpecializedPlan(self.product, replace(schedule, streamed=True))
+        tiles, resident = math.prod(plan.blocks), self._resident(plan)
+        # All multiprocessors together would divide few tiles into many parts, which are added.
+        fewer = [tiles * parts for parts in STREAMED_PARTS if tiles * parts < resident]
+        for group, blocks in itertools.product(RASTER_GROUPS, (resident, *fewer)):
+            yield replace(schedule, group=group, streamed=True, blocks=blocks)
+        for group, splits in self.splits_of(schedule.depth):
+            buffers = schedule.store_buffers * (splits == 1)
+            yield replace(schedule, group=group, splits=splits, store_buffers=buffers)
 
     def rank(self, item: Scored[SpecializedSchedule]) -> tuple[float, ...]:
         # Of estimates within a fiftieth of each other, longer rows come first, which take fewer

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -16,14 +15,13 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.fragment_products import MATRIX_BYTES
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.multistage.reads import SECTOR_BYTES
-from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
+from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES, SharedTile
 from cpembed.targets.cuda.multistage.traffic import (
     read_back_wavefronts,
     staged_wavefronts,
-    wavefronts,
+    vector_wavefronts,
 )
 from cpembed.targets.cuda.tma.factors import Numbers, digit_values
-from cpembed.targets.cuda.warp_specialized.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.warp_specialized.loads import factor_bytes
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.tiles import WorkItem
@@ -210,24 +208,30 @@ def result_wavefronts(plan: SpecializedPlan) -> int:
     return warps * (_staged(plan) + _read_back(plan))
 
 
-def _strips(plan: SpecializedPlan) -> int:
-    """Return the number of times that a warp stages sums of a block of results."""
-    rows, columns = plan.schedule.tile
-    return rows * columns // plan.strip
-
-
 def _staged(plan: SpecializedPlan) -> int:
     """Count the wavefronts of a warp that stages the sums of a block of results."""
+    if plan.store is not None:
+        # Swizzles keep the rows of a matrix, and the pairs of words, apart.
+        return plan.strips * plan.store_image.content_bytes // WAVEFRONT_BYTES
     instruction = plan.product.instruction
-    return _strips(plan) * staged_wavefronts(instruction, plan.staging, plan.strip)
+    return plan.strips * staged_wavefronts(instruction, plan.staging, plan.strip)
 
 
 def _read_back(plan: SpecializedPlan) -> int:
     """Count the wavefronts of a warp that reads the sums of a block of results back."""
+    if plan.store is not None:
+        return 0
     product = plan.product
     along_columns = product.output.along == product.axes[1]
     vectors = read_back_wavefronts(plan.staging, product.output.length, along_columns)
-    return _strips(plan) * vectors
+    return plan.strips * vectors
+
+
+def copied_tile(plan: SpecializedPlan, number: int) -> SharedTile:
+    """Return the image of a factor as the tile that the producers' threads copy."""
+    image, operand = plan.images[number], plan.operand(number)
+    width = operand.length * size_bytes(operand.layout.dtype)
+    return SharedTile(image.rows, image.span, image.span, width, swizzled=True)
 
 
 def copy_wavefronts(plan: SpecializedPlan) -> int:
@@ -235,32 +239,6 @@ def copy_wavefronts(plan: SpecializedPlan) -> int:
     total = 0
     for number, (image, load) in enumerate(zip(plan.images, plan.schedule.loads, strict=True)):
         if load == "threads":
-            operand = plan.operand(number)
-            total += _image_wavefronts(image, operand.length * size_bytes(operand.layout.dtype))
+            tile = copied_tile(plan, number)
+            total += vector_wavefronts(tile, image.content_bytes // tile.width)
     return total
-
-
-@lru_cache(maxsize=1024)
-def _image_wavefronts(image: SharedImage, width: int) -> int:
-    """Count the wavefronts of an image's vectors, in the order in which threads copy them."""
-    vectors, per_row = image.content_bytes // width, image.span // width
-    total = 0
-    for first in range(0, vectors, WARP_GROUP):
-        for warp in range(first, min(first + WARP_GROUP, vectors), LANES):
-            # The last warp may have idle lanes.
-            slots = np.arange(warp, min(warp + LANES, vectors))
-            row, byte = slots // per_row, slots % per_row * width
-            chunks = image.span // CHUNK
-            turn = row // (PATTERN_ROWS // chunks) % chunks
-            places = row * image.span + (byte // CHUNK ^ turn) * CHUNK + byte % CHUNK
-            total += _access_wavefronts(places, width)
-    return total
-
-
-def _access_wavefronts(places: np.ndarray, width: int) -> int:
-    """Count the wavefronts of an access of a warp in which only the first lanes take part."""
-    served = min(LANES, WAVEFRONT_BYTES // width)
-    groups = [places[first : first + served] for first in range(0, len(places), served)]
-    # Idle lanes add nothing to what the first one of their group reads.
-    filled = [np.concatenate([g, np.full(served - len(g), g[0])]) for g in groups]
-    return sum(wavefronts(group, width) for group in filled)

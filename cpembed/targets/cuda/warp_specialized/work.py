@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
+from cpembed.targets.cuda.instructions import LANES, WARP_GROUP, WARP_ROWS
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from cpembed.targets.cuda.multistage.reads import mean_reads
-from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES, SharedTile
+from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.multistage.traffic import (
     COPY_INSTRUCTIONS,
     RESULT_INSTRUCTIONS,
@@ -16,10 +16,11 @@ from cpembed.targets.cuda.multistage.traffic import (
     operand_bytes,
 )
 from cpembed.targets.cuda.tma.reads import mean_bytes
-from cpembed.targets.cuda.warp_specialized.schedule import WARP_ROWS, SpecializedPlan
+from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.tiles import wave_reads
 from cpembed.targets.cuda.warp_specialized.traffic import (
     SpecializedTraffic,
+    copied_tile,
     fragment_wavefronts,
     result_wavefronts,
     traffic,
@@ -31,6 +32,12 @@ PART_LATENCIES = 3
 # Counted in the loops that nvcc 13 generates for sm_120 (benchmarks/gpu/main_loop.md): 16 to 20.
 STAGE_INSTRUCTIONS = 20
 """Number of integer instructions of a consumer warp for a stage, beside its loads of fragments."""
+
+# Counted in the epilogues that nvcc 13 generates for sm_90a, of 128 sums a thread.
+BOX_INSTRUCTIONS = 20
+"""Number of instructions of a warp for each box of results that TMA stores."""
+MATRIX_INSTRUCTIONS, PAIR_INSTRUCTIONS = 6, 3
+"""Further ones for eight results of 16 bits of a lane, and for two of 32 bits."""
 
 
 def work_of(plan: SpecializedPlan, gpu: Gpu) -> KernelWork:
@@ -60,13 +67,6 @@ def work_of(plan: SpecializedPlan, gpu: Gpu) -> KernelWork:
         dram_bytes=_bytes_from_dram(plan, gpu) + counts.stored_bytes,
         auxiliary=_auxiliary(plan, gpu),
     )
-
-
-def copied_tile(plan: SpecializedPlan, number: int) -> SharedTile:
-    """Return the image of a factor as the tile that the producers' threads copy."""
-    image, operand = plan.images[number], plan.operand(number)
-    width = operand.length * size_bytes(operand.layout.dtype)
-    return SharedTile(image.rows, image.span, image.span, width, swizzled=True)
 
 
 def _fetch(plan: SpecializedPlan, gpu: Gpu) -> Phase:
@@ -128,18 +128,37 @@ def _result(plan: SpecializedPlan, counts: SpecializedTraffic, gpu: Gpu) -> Phas
     rows, columns = plan.schedule.block
     elements = rows * columns * product.instruction.m * product.instruction.n
     shared = result_wavefronts(plan)
-    vectors = elements / product.output.length / LANES
     warps = plan.schedule.readers
-    issue_of_warp = vectors / warps * RESULT_INSTRUCTIONS * gpu.unit.integer_cycles
-    strips = elements / warps / (WARP_ROWS * plan.staging.columns)
-    waits = strips * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
-    issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
+    waits = plan.strips * gpu.unit.shared_store_cycles
+    if plan.store is None:
+        instructions = elements / product.output.length / LANES * RESULT_INSTRUCTIONS
+        waits += plan.strips * gpu.unit.shared_load_cycles
+    else:
+        instructions = _box_instructions(plan) * warps
+        shared += warps * plan.strips * plan.store_image.content_bytes / WAVEFRONT_BYTES
+        if plan.schedule.store_buffers == 1:
+            # A box is read before the next one is written.
+            read = plan.store_image.content_bytes / WAVEFRONT_BYTES
+            waits += plan.strips * (gpu.unit.shared_load_cycles + read)
+    issue_of_warp = instructions / warps * gpu.unit.integer_cycles
+    issue = instructions / gpu.unit.schedulers
     cycles = waits + issue_of_warp + shared / warps
     if plan.order.streamed_parts:
         # A part is stored, then counted, then the last block loads all parts: three times to L2.
         cycles += PART_LATENCIES * gpu.l2_cycles
     moved = counts.stored_bytes + counts.part_bytes_loaded
     return Phase(cycles, 0.0, shared, issue, bytes=moved / items)
+
+
+def _box_instructions(plan: SpecializedPlan) -> float:
+    """Return the instructions of a warp for a block of results that TMA stores."""
+    assert plan.store is not None
+    sums = plan.store.tiles * plan.product.instruction.n * WARP_ROWS / LANES
+    if size_bytes(plan.product.output_dtype) == 2:
+        words = sums / 8 * MATRIX_INSTRUCTIONS
+    else:
+        words = sums / 2 * PAIR_INSTRUCTIONS
+    return plan.strips * (BOX_INSTRUCTIONS + words)
 
 
 def _bytes_from_dram(plan: SpecializedPlan, gpu: Gpu) -> float:

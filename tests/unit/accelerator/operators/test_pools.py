@@ -12,6 +12,7 @@ from cpembed.accelerator.operators import operator_forms
 from cpembed.accelerator.operators.forms import NoForm, OperatorForm
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Pool, TensorType
+from tests.unit.accelerator.operators.evaluation import evaluated
 
 
 def pooled(seed: int) -> Graph:
@@ -41,10 +42,10 @@ def test_every_form_of_a_maximum_pool_is_the_pool(seed: int) -> None:
     x = np.random.default_rng(seed).integers(-128, 0, shape).astype(np.int8)
     (expected,) = operator.kind.evaluate([x])
     for form in forms:
-        np.testing.assert_array_equal(form.evaluate({"x": x}, graph)["y"], expected)
+        np.testing.assert_array_equal(evaluated(form, {"x": x}, graph)["y"], expected)
         begun = rewritten(form.specification, lambda s, _: extremum_from_copy(s))
         assert begun is not None
-        result = OperatorForm(begun, form.tensors).evaluate({"x": x}, graph)["y"]
+        result = evaluated(OperatorForm(begun, form.tensors), {"x": x}, graph)["y"]
         np.testing.assert_array_equal(result, expected)
 
 

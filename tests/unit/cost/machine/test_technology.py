@@ -98,7 +98,7 @@ def test_every_technology_names_its_sources() -> None:
     assert technologies() == ("45nm",)
     assert technology().name == "45nm"
     for kind in ("energy", "area", "register_energy", "register_area", "dram", "sram"):
-        assert len(technology().sources[kind]) > 20
+        assert len(technology().tables.sources[kind]) > 20
 
 
 def test_an_unknown_technology_is_one_line_with_those_that_there_are() -> None:

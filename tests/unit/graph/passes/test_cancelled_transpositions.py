@@ -3,9 +3,9 @@
 import pytest
 
 from cpembed.graph.kinds import Concat, Input, Pad, Reduce, Transpose
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.transpositions import cancel_transpositions
+from cpembed.ir.scalars import apply
 from tests.random_networks import RELU, Network, same_results
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)

@@ -9,7 +9,7 @@ from cpembed.graph.graph import Graph, evaluate
 from cpembed.graph.kinds import Apply, Elementwise, Input, Product, Quantize
 from cpembed.graph.passes import prepare
 from cpembed.graph.passes.chain_fusion import fuse_chains, split_chain
-from cpembed.graph.passes.expressions import apply
+from cpembed.ir.scalars import apply
 from tests.random_networks import RELU, Network, largest_difference, same_results
 
 ADD, MUL = (apply(operation, Input(0), Input(1)) for operation in ("add", "mul"))

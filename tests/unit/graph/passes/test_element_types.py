@@ -20,9 +20,9 @@ from cpembed.graph.kinds import (
 from cpembed.graph.passes import prepare
 from cpembed.graph.passes.element_types import assign_element_types, shifted
 from cpembed.graph.passes.epilogue_fusion import fuse_residuals
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.integer_products import integer_products
+from cpembed.ir.scalars import apply
 from tests.random_networks import RELU, Network, same_results
 
 ADD = apply("add", Input(0), Input(1))

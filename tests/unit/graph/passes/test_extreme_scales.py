@@ -15,8 +15,8 @@ from cpembed.frontends.products import matrix_product
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Elementwise, Input, Pool, Quantize, TensorType
 from cpembed.graph.passes import prepare
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.integer_products import integer_products
+from cpembed.ir.scalars import apply
 from tests.random_networks import Network, largest_difference
 
 EXTREMES = (1e-45, 1e-40, 1.1754944e-38, 1e-30, 1e-6, 0.05, 1.0, 2.0**20, 2.0**48)

@@ -8,11 +8,11 @@ from cpembed.graph.kinds import Apply, Elementwise, Input, Product, Scalar
 from cpembed.graph.passes import prepare
 from cpembed.graph.passes.elementwise_fusion import fuse_elementwise
 from cpembed.graph.passes.epilogue_fusion import fuse_float_epilogues
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.half_floats import shorten_floats
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.scalars import apply
 from tests.random_networks import BYTES, RELU, Network, largest_difference, same_results
 
 ADD, MUL = (apply(operation, Input(0), Input(1)) for operation in ("add", "mul"))

@@ -17,10 +17,10 @@ from cpembed.graph.kinds import (
 )
 from cpembed.graph.passes import prepare
 from cpembed.graph.passes.epilogue_fusion import fuse_requantizations, fuse_residuals
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.zero_points import remove_zero_points
+from cpembed.ir.scalars import apply
 from tests.random_networks import (
     BYTES,
     RELU,

@@ -6,8 +6,8 @@ import pytest
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds import Input, LayerNorm, Reduce, Scalar, Softmax
 from cpembed.graph.passes import prepare
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.normalizations import recognize_normalizations
+from cpembed.ir.scalars import apply
 from tests.random_networks import Network, largest_difference
 
 SQUARES: dict[str, Scalar] = {

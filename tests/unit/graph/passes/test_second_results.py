@@ -8,9 +8,8 @@ import pytest
 from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import Elementwise, Product, Scalar, Softmax, TensorType
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.second_results import fuse_second_results
-from cpembed.ir.scalars import Input
+from cpembed.ir.scalars import Input, apply
 from cpembed.workloads.einsum import gemm
 
 X = Input(0)

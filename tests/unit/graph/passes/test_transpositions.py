@@ -5,10 +5,10 @@ import pytest
 from cpembed.graph.kinds import Input, Product, Reshape, Transpose
 from cpembed.graph.passes import prepare
 from cpembed.graph.passes.epilogue_fusion import fuse_float_epilogues
-from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.rewriting import broadcastable, segments
 from cpembed.graph.passes.transpositions import absorb_transpositions
+from cpembed.ir.scalars import apply
 from tests.random_networks import BYTES, Network, largest_difference, same_results
 
 

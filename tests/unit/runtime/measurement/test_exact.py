@@ -11,11 +11,8 @@ from cpembed.driver.named import workload
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
 from cpembed.ir.scalars import Apply, Input, Number
-from cpembed.runtime.measurement.verification import (
-    LARGEST_EXACT_FLOAT16,
-    Expected,
-    exact_data,
-)
+from cpembed.runtime.measurement.verification import Expected
+from cpembed.runtime.measurement.verification_data import LARGEST_EXACT_FLOAT16, exact_data
 
 
 def product(depth: int, dtype: str = "float16") -> Computation:

@@ -7,12 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from cpembed.codegen.epilogue import RESIDUAL, Epilogue, EpilogueRequest, SecondResult
+from cpembed.codegen.epilogue import RESIDUAL, Epilogue, SecondResult
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.driver.epilogue_language import parse_expression
 from cpembed.driver.named import workload
 from cpembed.ir.reference import random_inputs
 from cpembed.ir.scalars import evaluate_scalar
-from cpembed.runtime.measurement.verification import Expected, with_special_values
+from cpembed.runtime.measurement.verification import Expected
+from cpembed.runtime.measurement.verification_data import with_special_values
 from cpembed.targets.verification import special_data
 
 GENERATOR = np.random.default_rng

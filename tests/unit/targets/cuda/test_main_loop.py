@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu.main_loop import Instruction, kinds, loops
+from benchmarks.gpu.main_loop import Instruction, kinds, loops, usual_turn
 from benchmarks.gpu.peers import PRODUCT, loop_counts, warp_products
 
 # The main loop is L_main to its branch; it waits out of line at L_wait, which branches to itself
@@ -62,3 +62,20 @@ def test_products_of_a_warp(opcode: str, products: float) -> None:
 def test_padding_is_no_integer_instruction() -> None:
     padding = Instruction("UIADD3", " URZ, UPT, UPT, URZ, URZ, URZ ;")
     assert dict(kinds([padding])) == {"control": 1}
+
+
+def test_a_usual_turn_passes_what_few_turns_execute() -> None:
+    turn = [i.opcode.split(".")[0] for i in usual_turn(LISTING, PRODUCT)]
+    # Neither the wait out of line nor what is around the loop.
+    assert turn == ["IADD3", "SYNCS", "BRA", "HGMMA", "HGMMA", "BRA"]
+
+
+def test_a_usual_turn_has_the_copies() -> None:
+    listing = LISTING.replace(
+        "IADD3 R2, R2, 0x1, RZ ;",
+        """@P3 BRA `(.L_skip) ;
+        /*0014*/                   LDGSTS.E R1, [R2] ;
+        /*0018*/                   MOV R7, R7 ;
+.L_skip:""",
+    )
+    assert "LDGSTS.E" in [i.opcode for i in usual_turn(listing, PRODUCT)]

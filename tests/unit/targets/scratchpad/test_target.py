@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.codegen.epilogue_request import EpilogueRequest
 from cpembed.driver.named import workload
 from cpembed.driver.run import run
 from cpembed.driver.solve import solve

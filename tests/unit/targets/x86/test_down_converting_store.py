@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.compiled import CompiledKernel
-from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, saturated_range
+from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue
 from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.dtypes import numpy_dtype, saturated_range
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.targets.cpu.target import build
 from cpembed.targets.x86 import features

@@ -62,6 +62,8 @@ def random_attention(random: np.random.Generator, sizes: AttentionSizes) -> str:
         words += [f"window={random.integers(1, 60)}"] * bool(random.integers(2))
     words += ["lengths"] * bool(random.integers(2)) + ["cap=3"] * (random.random() < 0.2)
     words += ["sinks"] * (random.random() < 0.2)
+    # Powers grow beyond their bound only if scores differ much.
+    words += [f"scale={random.choice([0.5, 2, 4])}"] * (random.random() < 0.4)
     if random.random() < 0.4:
         dimensions = random.choice(["1", "k", "qk", "hqk", "bk", "bqk", "bhqk", "hk"])
         words.append(f"mask={dimensions} mask_type={random.choice(MASK_DTYPES)}")

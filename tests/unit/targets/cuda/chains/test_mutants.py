@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from cpembed.errors import ExecutionFault
-from cpembed.targets.cuda.chains import emit, pointwise, softmax
+from cpembed.targets.cuda.chains import emit, pointwise, row_keys
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule
+from cpembed.targets.cuda.chains.row_keys import RowKeys
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.emulator.executor import Order
+from cpembed.targets.cuda.multistage.linear_copies import LinearCopies
 from cpembed.targets.cuda.writer import Writer
 from cpembed.workloads.chains import RowSoftmax
 from tests.unit.targets.cuda.chains.generated import chain_of, is_right, kernels_of, plan_of
@@ -20,7 +22,8 @@ from tests.unit.targets.cuda.emulator.running import needs_compiler
 
 pytestmark = needs_compiler
 
-HEADS = ("attention b=2 h=4 kv=2 q=40 k=70 d=32 causal lengths", (2, 1), 1, 2, 4)
+# Scores that differ by more than what powers may grow by, so that sums are scaled.
+HEADS = ("attention b=2 h=4 kv=2 q=40 k=70 d=32 causal lengths scale=2", (2, 1), 1, 2, 4)
 MASKED = ("attention b=1 h=1 q=40 k=70 d=32 mask", (2, 1), 1, 2, 4)
 BYTES = ("mlp m=40 k=64 n=100 p=48 act=relu bias dtype=int8", (2, 1), 1, 1, 6)
 SHARED = ("mlp m=40 k=64 n=100 p=48 act=relu bias dtype=int8", (2, 2), 1, 2, 6)
@@ -95,23 +98,25 @@ def shifted_causal(original: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("a causal mask that is off by one", HEADS, Softmax, "begin", shifted_causal),
-    Mutant("no mask", HEADS, Softmax, "_write_masks", nothing),
-    Mutant("no rescaling of the sums", HEADS, Softmax, "rescale", nothing),
-    Mutant("no rescaling of the powers", HEADS, Softmax, "_write_row",
+    Mutant("a causal mask that is off by one", HEADS, RowKeys, "_begin_limits", shifted_causal),
+    Mutant("no mask", HEADS, RowKeys, "_write_masks", nothing),
+    Mutant("no rescaling of the sums", HEADS, Softmax, "_shrink_sums", nothing),
+    Mutant("no rescaling of the powers", HEADS, Softmax, "_grow",
            lines("* shrink[", "* T.float32(1) + 0 * shrink[")),
+    Mutant("no score is so much larger", HEADS, Softmax, "write_powers",
+           lines("grows[0] = ", "grows[0] = 0 * ")),
     Mutant("the largest score is that of one lane", HEADS, Softmax, "_combine", nothing),
-    Mutant("the largest score is forgotten", HEADS, Softmax, "_write_row",
-           lines("= top[0]", "= T.float32(0)")),
+    Mutant("the largest score is forgotten", HEADS, Softmax, "_grow",
+           lines("= T.max(", "= T.min(")),
     Mutant("a factor of the scores is missing", HEADS, Softmax, "__init__",
            lambda original: lambda self, *a: with_exponent(self, original, *a)),
-    Mutant("lengths are not looked at", HEADS, Softmax, "locate_block",
+    Mutant("lengths are not looked at", HEADS, RowKeys, "locate_block",
            lines("Lengths[", "0 * Lengths[")),
-    Mutant("lengths of another batch", HEADS, softmax, "index_script",
+    Mutant("lengths of another batch", HEADS, row_keys, "index_script",
            lambda original: lambda *a: original(*a).replace("batch", "(3 - batch)")),
-    Mutant("addends of other rows", MASKED, Softmax, "_apply_mask",
+    Mutant("addends of other rows", MASKED, RowKeys, "_apply_mask",
            lines("Mask[T.Select(", "Mask[T.Select(q_number0 > 0 and ")),
-    Mutant("keys beyond the last one count", MASKED, Softmax, "_mask_elements",
+    Mutant("keys beyond the last one count", MASKED, RowKeys, "_mask_elements",
            lines("< 70", "< 96")),
     Mutant("registers in another order", BYTES, pointwise, "_write_registers",
            lambda original: lambda writer, plan, step: original(writer, reordered(plan), step)),
@@ -126,9 +131,11 @@ MUTANTS = (
     Mutant("no barriers around shared memory", SHARED, Writer, "barrier", nothing),
     Mutant("the second factor is not transposed", HEADS, Writer, "call",
            lambda original: lambda self, name, *a: original(self, name.replace("_trans", ""), *a)),
-    Mutant("rows of another warp", HEADS, emit._ChainBody, "_load_rows",
-           lambda original: lambda self, place: with_line(self, original, place)),
-    Mutant("the last chunk is left out", HEADS, Softmax, "locate_block",
+    Mutant("rows of another warp", HEADS, emit._Fragments, "locate",
+           lambda original: lambda self, chunks: of_other_warp(self, original, chunks)),
+    Mutant("vectors of the first turn", HEADS, LinearCopies, "copy",
+           lines(" + turn * ", " + 0 * turn * ")),
+    Mutant("the last chunk is left out", HEADS, RowKeys, "locate_block",
            lambda original: lambda self: (original(self)[0], f"({original(self)[1]} - 1)")),
 )  # fmt: skip
 
@@ -146,17 +153,9 @@ def reordered(plan: ChainPlan) -> ChainPlan:
     return replace(plan, pair=pair)
 
 
-def with_line(body: Any, original: Any, place: Any) -> None:
-    schedule = body.schedule
-    body.plan = replace(body.plan, schedule=replace(schedule, warps=schedule.warps))
-    call = body.writer.call
-
-    def changed(name: str, *arguments: str) -> None:
-        call(name, *(a.replace("warp_row", "(1 - warp_row)") for a in arguments))
-
-    body.writer.call = changed
-    original(body, place)
-    body.writer.call = call
+def of_other_warp(fragments: Any, original: Any, chunks: Any) -> None:
+    fragments.line = fragments.line.replace("warp_row", "(1 - warp_row)")
+    original(fragments, chunks)
 
 
 @pytest.mark.quick(5)

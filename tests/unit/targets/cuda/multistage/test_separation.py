@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 
 import pytest
@@ -9,7 +11,12 @@ import pytest
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.lower import GlobalOperand
-from cpembed.targets.cuda.multistage.separation import DepthWalk, separate
+from cpembed.targets.cuda.multistage.separation import (
+    DepthWalk,
+    Positions,
+    linear_limits,
+    separate,
+)
 from cpembed.transform.program import Loop, PackedDimension, PackedOperand
 
 
@@ -53,6 +60,20 @@ def test_a_walk_moves_digits_and_addresses_by_constants(seed: int) -> None:
         assert address == expected
 
 
+def operand_of(
+    access: tuple[IndexExpr, ...], shape: tuple[int, ...], checked: tuple[int, ...]
+) -> GlobalOperand:
+    layout = PackedOperand(
+        name="I",
+        dtype="float16",
+        original_shape=shape,
+        dimensions=tuple(PackedDimension(f"d{n}", size) for n, size in enumerate(shape)),
+        source=tuple(IndexExpr.iterator(f"d{n}") for n in range(len(shape))),
+        access=access,
+    )
+    return GlobalOperand(layout, checked, "z", 8)
+
+
 def random_operand(rng: random.Random) -> tuple[GlobalOperand, dict[str, int]]:
     """A padded image: rows p, q of an output, taps r, s, and channels."""
     extents = {"p": 6, "x": 4, "r": rng.randint(1, 4), "s": rng.randint(1, 4), "c": 2, "z": 8}
@@ -65,21 +86,13 @@ def random_operand(rng: random.Random) -> tuple[GlobalOperand, dict[str, int]]:
         IndexExpr.sum([IndexTerm("c", 8), IndexTerm("z")]),
     )
     shape = (rng.randint(3, 9), rng.randint(3, 9), 16)
-    layout = PackedOperand(
-        name="I",
-        dtype="float16",
-        original_shape=shape,
-        dimensions=tuple(PackedDimension(f"d{n}", size) for n, size in enumerate(shape)),
-        source=tuple(IndexExpr.iterator(f"d{n}") for n in range(3)),
-        access=access,
-    )
     checked = tuple(
         n
         for n, (index, size) in enumerate(zip(access, shape, strict=True))
         for low, high in (index.bounds(extents),)
         if low < 0 or high >= size
     )
-    return GlobalOperand(layout, checked, "z", 8), extents
+    return operand_of(access, shape, checked), extents
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -116,3 +129,74 @@ def test_what_moves_with_both_is_not_separable() -> None:
     layout = PackedOperand(**{**operand.layout.__dict__, "access": access})
     changed = GlobalOperand(layout, operand.checked, "z", 8)
     assert separate(changed, {"r", "s", "c", "z"}, extents) is None
+
+
+def random_positions(rng: random.Random, name: str) -> Positions:
+    extents = [rng.choice((1, 2, 3, 5)) for _ in range(rng.randint(0, 3))]
+    loops = tuple(Loop(f"{name}{n}", e, AxisKind.SPATIAL) for n, e in enumerate(extents))
+    return Positions(f"{name}x", rng.choice((8, 16)), loops)
+
+
+def random_index(rng: random.Random, directions: list[Positions]) -> IndexExpr:
+    """Of positions times a number, or of digits with weights of their own."""
+    terms: list[IndexTerm] = []
+    for direction in directions:
+        step, place = rng.randint(0, 3), direction.extent
+        terms.append(IndexTerm(direction.axis, step))
+        for loop in reversed(direction.loops):
+            weight = step * place if rng.random() < 0.8 else rng.randint(0, 40)
+            terms.append(IndexTerm(loop.name, weight))
+            place *= loop.extent
+    return IndexExpr.sum(terms, rng.randint(0, 5))
+
+
+def values_at(direction: Positions, position: int) -> dict[str, int]:
+    tile, lane = divmod(position, direction.extent)
+    values = {direction.axis: lane}
+    for loop in reversed(direction.loops):
+        values[loop.name] = tile % loop.extent
+        tile //= loop.extent
+    return values
+
+
+def count_of(direction: Positions) -> int:
+    return direction.extent * math.prod(loop.extent for loop in direction.loops)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_addresses_that_are_linear_are_told_from_others(seed: int) -> None:
+    """Beside direct evaluation at every position."""
+    rng = random.Random(seed)
+    directions = [random_positions(rng, name) for name in "rd"]
+    index = random_index(rng, directions)
+    zero = {name: 0 for direction in directions for name in direction.names}
+    for direction in directions:
+        row = [index.evaluate(zero | values_at(direction, n)) for n in range(count_of(direction))]
+        slope = direction.slope(index)
+        steps = {after - before for before, after in itertools.pairwise(row)}
+        assert (len(steps) == 1) == (slope is not None)
+        assert slope is None or steps == {slope}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_limits_are_the_positions_inside(seed: int) -> None:
+    rng = random.Random(seed)
+    directions = [random_positions(rng, name) for name in "rd"]
+    coordinates = tuple(random_index(rng, [direction]) for direction in directions)
+    sizes = tuple(rng.randint(1, 60) for _ in directions)
+    linear = linear_limits(operand_of(coordinates, sizes, (0, 1)), directions)
+    zero = {name: 0 for direction in directions for name in direction.names}
+    for number, direction in enumerate(directions):
+        row = [
+            coordinates[number].evaluate(zero | values_at(direction, n))
+            for n in range(count_of(direction))
+        ]
+        if linear is None:
+            continue
+        limit = linear[number][1]
+        assert limit is not None
+        assert [n < limit for n in range(len(row))] == [value < sizes[number] for value in row]
+    assert linear is not None or any(
+        direction.slope(index) in (None, 0)
+        for direction, index in zip(directions, coordinates, strict=True)
+    )

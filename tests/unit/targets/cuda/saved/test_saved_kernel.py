@@ -18,10 +18,16 @@ import numpy as np
 import pytest
 
 from cpembed.cli import main
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.driver.named import hardware_spec
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.targets.cuda import compiling
 from cpembed.targets.cuda.emulator.executor import COMPILER
+from cpembed.targets.cuda.warp_specialized.schedule import SpecializedSchedule
+from cpembed.targets.cuda.warp_specialized.target import HopperTarget
+from cpembed.targets.registry import open_target
 from tests.unit.targets.cuda.saved import fake_driver
+from tests.unit.targets.cuda.warp_specialized.products import lowered
 
 pytestmark = pytest.mark.skipif(
     bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
@@ -485,6 +491,48 @@ def test_tensor_maps_are_encoded_by_the_driver(warp_groups: Path, driver: Path) 
     assert "right: integers (exact), large (exact), special (special)" in done.stdout
 
 
+STREAMED = SpecializedSchedule(
+    1, (1, 8), 2, 3, ("tensor", "tensor"), blocks=4, streamed=True, store_buffers=1
+)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_streamed_kernel_leaves_its_counters_cleared(
+    stays: bool, driver: Path, tmp_path: Path
+) -> None:
+    """Counters are cleared before all calls, so that a second call counts on from what is left."""
+    target = open_target(hardware_spec("wgmma_f16"))
+    assert isinstance(target, HopperTarget)
+    _, product = lowered("gemm m=150 n=64 k=160", "wgmma_f16", "fused", 0, Epilogue("float16"))
+    folder = tmp_path / "layer"
+    target.save(target.build(product, STREAMED), folder)
+    document = manifest(folder)
+    assert [k["name"] for k in document["kernels"] if k["prepares"]] == ["layer_clear"]
+    (maps,) = (
+        {p["buffer"] for p in kernel["parameters"] if p["kind"] == "tensor_map"}
+        for kernel in document["kernels"]
+        if kernel["name"] == "layer_product"
+    )
+    assert maps == {"A", "B", "C"}
+    text = (folder / "layer.cu").read_text()
+    if stays:
+        # The last block of a tile leaves the count of its parts.
+        text, count = re.subn(r"(cpembed_store_4\(\(&\(Counters_ptr.*?), \(\(int\).*?\);", "", text)
+        assert count == 1
+        (folder / "layer.cu").write_text(text)
+    library = fake_driver.emulated(folder / "layer.cu")
+    hopper = {"FAKE_CUDA_CAPABILITY": 90, "FAKE_CUDA_SHARED": 232448}
+    env = fake_driver.environment(driver, "run", FAKE_CUDA_PROGRAM=library, **hopper)
+    done = fake_driver.check_py(folder, env)
+    if stays:
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ")
+        return
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "right: integers (exact), large (exact), special (special)" in done.stdout
+
+
 @pytest.mark.slow
 @needs_nvcc
 def test_clusters_are_launched_as_clusters(
@@ -531,12 +579,15 @@ def test_a_later_device_compiles_the_ptx(folder: Path, driver: Path) -> None:
     assert "layer.compute_80.ptx" in done.stdout
 
 
-def test_an_interrupted_call_leaves_no_manifest(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_new", [False, True])
+def test_an_interrupted_call_leaves_a_folder_as_it_was(
+    is_new: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier one would describe other results than those beside it."""
+    """An earlier manifest would describe other results than those beside it."""
     root = tmp_path / "out"
-    shutil.copytree(folder, root / "layer")
+    if not is_new:
+        shutil.copytree(folder, root / "layer")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -546,4 +597,5 @@ def test_an_interrupted_call_leaves_no_manifest(
     words = ["gemm", "m=24", "n=40", "k=72", "--target", "mma_f16"]
     options = ["--output", "float16", "--bias", "--name", "layer", "-o", str(root)]
     assert main(["build", *words, *options]) == 130
-    assert not (root / "layer" / "layer.json").exists()
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert [path.name for path in root.iterdir()] == ([] if is_new else ["layer"])

@@ -61,6 +61,15 @@ def loads(rng: random.Random, product: SpecializedProduct, block: tuple[int, int
     return (first, second), (a, b)
 
 
+def buffers(rng: random.Random, product: SpecializedProduct, tile: tuple[int, int]) -> int:
+    """Buffers of results of a warp, more often than not where TMA can store them."""
+    try:
+        product.store(tile[1])
+    except LoweringError:
+        return 0
+    return rng.choice((0, 1, 1, 2))
+
+
 def random_plan(rng: random.Random, product: SpecializedProduct) -> SpecializedPlan:
     """A plan that fits, with any choice of a schedule."""
     of_groups = product.tiled.instruction.kind == "wgmma"
@@ -86,17 +95,17 @@ def random_groups(rng: random.Random, product: SpecializedProduct) -> Specialize
         group=rng.choice((1, 2)), splits=rng.choice((1, 1, 2, 3)),
         blocks=rng.choice((0, 0, 1, 2, 5)), in_registers=rng.random() < 0.2, layouts=layouts,
         alternating=rng.random() < 0.3, streamed=rng.random() < 0.3,
-        cluster=rng.choice(((1, 1), (1, 1), *CLUSTERS)),
+        cluster=rng.choice(((1, 1), (1, 1), *CLUSTERS)), store_buffers=buffers(rng, product, tile),
     )  # fmt: skip
 
 
 def random_warps(rng: random.Random, product: SpecializedProduct) -> SpecializedSchedule:
     warps = rng.choice(((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4)))
-    tile, depth = (rng.choice((1, 2, 4)), rng.choice((1, 2, 3, 4, 6, 8))), rng.choice((2, 4))
+    tile, depth = (rng.choice((1, 2, 4)), rng.choice((1, 2, 3, 4, 6, 8))), rng.choice((1, 2, 4))
     ways, layouts = loads(rng, product, (warps[0] * tile[0], warps[1] * tile[1]), depth)
     return SpecializedSchedule(
         1, tile, depth, rng.choice((2, 3, 5)), ways,
         group=rng.choice((1, 2)), splits=rng.choice((1, 1, 2, 3)),
         blocks=rng.choice((0, 0, 1, 2, 5)), layouts=layouts, streamed=rng.random() < 0.3,
-        warps=warps,
+        warps=warps, store_buffers=buffers(rng, product, tile),
     )  # fmt: skip

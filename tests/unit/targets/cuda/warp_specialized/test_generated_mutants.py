@@ -30,8 +30,12 @@ SCHEDULES = {
     "registers": SpecializedSchedule(1, (2, 4), 4, 2, ("bulk", "tensor"), in_registers=True),
     "turns": SpecializedSchedule(2, (1, 8), 2, 4, ("tensor", "tensor"), blocks=1, alternating=True),
     "warps": SpecializedSchedule(1, (2, 4), 4, 3, ("tensor", "bulk"), warps=(2, 2), blocks=2),
+    "boxes": SpecializedSchedule(1, (1, 8), 2, 3, ("tensor", "tensor"), blocks=2, store_buffers=2),
+    "matrices": SpecializedSchedule(
+        2, (1, 8), 2, 4, ("tensor", "tensor"), blocks=1, alternating=True, store_buffers=1
+    ),
 }
-"""Of warp groups, and of warps of their own."""
+"""Of warp groups, and of warps of their own; the last two store by TMA."""
 
 PRODUCT = r"(cpembed_wgmma_mma_\w+\(\(&\(sums_ptr\[\d+\]\)\), .*?)"
 
@@ -85,9 +89,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "registers", r"(cpembed_wgmma_commit\(\);)", r"\1 fragments_ptr[0] += 1;",
     ),
     "fragments are loaded after the fence": (
-        "registers",
-        r"(cpembed_wgmma_wait_1\(\);)(\s+cpembed_ldmatrix[\s\S]*?)cpembed_wgmma_fence\(\);",
-        r"\1 cpembed_wgmma_fence();\2",
+        "registers", r"((?:\s*cpembed_ldmatrix_x4\([^;]*;)+)(\s*cpembed_wgmma_fence\(\);)", r"\2\1",
     ),
     "registers are decreased to more than there are": (
         "threads", r"setmaxnreg\.inc\.sync", "setmaxnreg.dec.sync",
@@ -146,11 +148,43 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "warps store the same columns": ("warps", r"\(warp_column_ptr\[0\] \* 4\)", "0"),
     "sums of warps go on": ("warps", r"sums_ptr\[(\d+)\] = 0x0p.*?;", ""),
     "the last stage is left out": ("warps", r"last_ptr\[0\] = 1;", "last_ptr[0] = 0;"),
+    "boxes are hidden from the copy": ("boxes", r"cpembed_proxy_fence\(\);", ""),
+    "matrices are hidden from the copy": ("matrices", r"cpembed_proxy_fence\(\);", ""),
+    "buffers are not waited for": ("boxes", r"cpembed_bulk_wait_read_1\(\);", ""),
+    "one copy too many reads buffers": ("matrices", r"wait_group\.read 0", "wait_group.read 1"),
+    "two buffers are one": (
+        "boxes", r"(cpembed_shared_store_8\(\(&\(shared_ptr\[.*?) \+ (2048|3072)\)",
+        r"\1 + (\2 - 2048))",
+    ),
+    "other lanes write while one waits for the buffer": (
+        "boxes", r"(cpembed_bulk_wait_read_1\(\);\s+\}\s+)tvm_builtin_cuda_warp_sync\(\);", r"\1",
+    ),
+    "a box is copied while lanes write it": (
+        "boxes", r"(cpembed_proxy_fence\(\);\s+)tvm_builtin_cuda_warp_sync\(\);", r"\1",
+    ),
+    "every lane copies the box": (
+        "matrices", r"if \(lane_ptr\[0\] == 0\)(\s+\{\s+if \(\(item)", r"if (true)\1",
+    ),
+    "copies of no group": ("boxes", r"cpembed_bulk_commit\(\);", ""),
+    "the block ends while boxes are copied": (
+        "boxes", r"cpembed_bulk_wait_read_0\(\);", "",
+    ),
+    "a box is copied from the buffer of the first warp": (
+        "matrices", r"\(&\(shared_ptr\[stage_ptr\[0\]\]\)\)", "(&(shared_ptr[32768]))",
+    ),
+    "boxes of the same rows": ("boxes", r"\(\(warp_ptr\[0\] & 3\) \* 16\)", "0"),
+    "boxes of the same columns": ("boxes", r"\(\(column_block_ptr_1\[0\] \* 64\) \+ 32\)", "0"),
+    "rows of boxes are not permuted": ("matrices", r"\^ \(lane_ptr\[0\] & 7\)\)", ")"),
+    "pairs of rows are exchanged in one place alone": (
+        "boxes", r"exchanged_ptr\[0\] == 1", "exchanged_ptr[0] == 0",
+    ),
 }  # fmt: skip
 
 
 def target_of(name: str) -> str:
     """Specification of a schedule's instruction."""
+    if name == "matrices":
+        return "wgmma_f16_f16"
     return "wgmma_f16" if SCHEDULES[name].warps is None else "mma_f16"
 
 

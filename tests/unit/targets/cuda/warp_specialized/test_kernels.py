@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -85,7 +85,7 @@ def check_counts(kernels: CudaKernels) -> None:
         phases=counters.mbarrier_phases,
         shared_load_wavefronts=counters.shared_load_wavefronts,
         shared_store_wavefronts=counters.shared_store_wavefronts,
-        stored_bytes=counters.global_store_bytes,
+        stored_bytes=counters.global_store_bytes + counters.bulk_store_bytes,
         # Where rows of results do not begin with a sector, there are more.
         stored_sectors=expected.stored_sectors,
         # Other loads of threads are those of factors.
@@ -94,7 +94,8 @@ def check_counts(kernels: CudaKernels) -> None:
         else counters.global_load_bytes,
     )
     assert loaded(plan) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
-    assert expected.stored_sectors <= counters.global_store_sectors
+    sectors = counters.global_store_sectors + counters.bulk_store_sectors
+    assert expected.stored_sectors <= sectors
     # Swizzles keep the operands of products apart.
     assert counters.wgmma_wavefronts == counters.wgmma_wavefronts_least
 
@@ -295,3 +296,61 @@ def test_warps_transpose_what_is_contiguous_along_rows(
     assert kernels.text.source.count("cpembed_ldmatrix_x4_trans") > 1
     compare(operator, kernels, 3)
     check_counts(kernels)
+
+
+ODD_DEPTHS = {
+    "one stage": ("gemm m=70 n=40 k=16", {}),
+    "two stages": ("gemm m=70 n=40 k=32", {}),
+    "ranges of stages": ("gemm m=70 n=40 k=80", {"streamed": True, "blocks": 4}),
+    "parts of a sum": ("gemm m=70 n=40 k=80", {"splits": 2, "blocks": 3}),
+    "few channels": ("conv2d n=2 c=48 h=9 w=9 k=40 r=3 s=3 pad=1 layout=NHWC", {"blocks": 3}),
+}
+
+
+@needs_compiler
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", ODD_DEPTHS)
+def test_stages_of_warps_may_have_an_odd_depth(name: str) -> None:
+    """They begin with either set of fragments, whatever the number of stages of a work item is."""
+    words, changes = ODD_DEPTHS[name]
+    operator, product = lowered(words, "mma_f16", "fused")
+    schedule = SpecializedSchedule(1, (2, 4), 1, 3, ("tensor", "tensor"), warps=(2, 1))
+    plan = SpecializedPlan(product, replace(schedule, **changes))
+    check(plan, SHARED_BYTES_SM_120)
+    kernels = CudaKernels(plan, cuda_text(plan))
+    compare(operator, kernels, 3)
+    check_counts(kernels)
+
+
+STORED_BY_TMA = {
+    "words": ("wgmma_f16", None, {"store_buffers": 2}),
+    "bias": ("wgmma_f16", Epilogue("float16", bias=True, relu=True), {"store_buffers": 1}),
+    "bits": ("mma_bf16", Epilogue("bfloat16", scale=True), {"store_buffers": 1}),
+    "integers": ("wgmma_s8", Epilogue("int32", bias=True), {"store_buffers": 1, "groups": 2}),
+    "halves": ("wgmma_f16_f16", None, {"store_buffers": 1, "streamed": True}),
+    "turns": ("wgmma_f16", None, {"groups": 2, "store_buffers": 2, "alternating": True}),
+}
+
+
+@needs_compiler
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("name", STORED_BY_TMA)
+def test_tma_stores_results(name: str) -> None:
+    """Rows and columns of the last boxes are beyond the result, and are not stored."""
+    target, epilogue, changes = STORED_BY_TMA[name]
+    operator, product = lowered(
+        "gemm m=150 n=200 k=192" + " dtype=int8" * (target == "wgmma_s8"), target, "fused", 0,
+        epilogue,
+    )  # fmt: skip
+    schedule = SpecializedSchedule(1, (1, 8), 2, 3, ("tensor", "bulk"), blocks=2)
+    if target.startswith("mma"):
+        schedule = replace(schedule, tile=(2, 4), warps=(2, 2))
+    plan = SpecializedPlan(product, replace(schedule, **changes))
+    check(plan, SHARED_BYTES)
+    kernels = CudaKernels(plan, cuda_text(plan))
+    compare(operator, kernels, 3)
+    counters, expected = kernels.kernel_counters["product_kernel"], traffic(plan)
+    assert counters.shared_store_wavefronts == expected.shared_store_wavefronts
+    assert counters.shared_store_wavefronts == counters.shared_store_wavefronts_least
+    assert counters.shared_load_wavefronts == expected.shared_load_wavefronts
+    assert counters.bulk_store_bytes + counters.global_store_bytes == expected.stored_bytes

@@ -1,4 +1,4 @@
-"""The compiler of this machine: the one that a variable names, or the first on the path."""
+"""Cores that this process may use, and the compilers of the machine that it runs on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import shutil
 from collections.abc import Sequence
 
 from cpembed.errors import BackendUnavailable
+
+
+def core_count() -> int:
+    """Return the number of cores that this process may use."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return len(usable) or os.cpu_count() or 1
 
 
 def compiler_command(variable: str, names: Sequence[str], purpose: str) -> list[str]:
