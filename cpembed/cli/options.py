@@ -340,10 +340,10 @@ def fuse_option() -> Callable[[F], F]:
             "--apart",
             is_flag=True,
             expose_value=False,
-            callback=_forbid_fusion,
+            callback=_exclude_fuse,
             help="Of a chain of products, make a kernel for each.",
         )
-        fuse_choice = click.option(
+        fuse_flag = click.option(
             "--fuse",
             is_flag=True,
             flag_value=True,
@@ -353,12 +353,12 @@ def fuse_option() -> Callable[[F], F]:
             help="Of a chain of products, make one kernel.  [default: what is estimated to be "
             "faster, this or --apart]",
         )
-        return fuse_choice(apart_option(function))
+        return fuse_flag(apart_option(function))
 
     return decorated
 
 
-def _forbid_fusion(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+def _exclude_fuse(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
         if ctx.params.get("fuse"):
             raise click.UsageError("--fuse and --apart exclude each other: give one of them", ctx)

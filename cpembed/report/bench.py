@@ -138,9 +138,7 @@ def _estimated_cells(row: BenchRow) -> list[str]:
 
 def _estimated_cell(run: RunRow) -> str:
     selection = run.selection
-    if selection is None or selection.unit != "us":
-        return ""
-    return f"{selection.estimated:,.2f}"
+    return "" if selection is None or selection.unit != "us" else f"{selection.estimated:,.2f}"
 
 
 def _run_cells(row: BenchRow) -> list[str]:

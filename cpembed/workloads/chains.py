@@ -142,7 +142,7 @@ class Pointwise:
         Parameters
         ----------
         first : str
-            First part of the names, :data:`MIDDLE` or :data:`END`.
+            First part of the names, ``MIDDLE`` or ``END``.
         sums : str
             Element type of the sums.
         columns : int
