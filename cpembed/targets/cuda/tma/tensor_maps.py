@@ -29,8 +29,6 @@ MAX_DIMENSION = 2**31
 MAX_STRIDE_BYTES = 2**40
 ALIGNMENT = 16
 """Bytes that addresses, strides, and rows of a box are multiples of."""
-SHARED_ALIGNMENT = 128
-"""Bytes that the address of a copy in shared memory is a multiple of."""
 
 SWIZZLES = (0, 32, 64, 128)
 """Spans in bytes within which chunks of 16 bytes can be permuted; 0 permutes none."""
@@ -57,7 +55,6 @@ SMALL_BYTES = 128 * 1024
 """Number of bytes below which a map needs a correction after some drivers encoded it."""
 
 _ENCODING = struct.Struct("<Q4Q5I5H5B5B3h3hHHB23x8s")
-ENCODED_BYTES = 128
 _MARK = b"CUTENMAP"
 """Last eight bytes of the executor's encoding: a map of other origin is a fault."""
 

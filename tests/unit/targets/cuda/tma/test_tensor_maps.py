@@ -15,7 +15,6 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.tma.tensor_maps import (
-    ENCODED_BYTES,
     ENCODERS_TEXT,
     Im2colBox,
     TensorMap,
@@ -67,7 +66,7 @@ class Encoding(ctypes.LittleEndianStructure):
 
 def decoded(tensor_map: TensorMap, address: int) -> Encoding:
     data = tensor_map.encode(address)
-    assert len(data) == ENCODED_BYTES == ctypes.sizeof(Encoding)
+    assert len(data) == 128 == ctypes.sizeof(Encoding)
     return Encoding.from_buffer_copy(data)
 
 
