@@ -141,8 +141,8 @@ def work_key(target: CudaTarget, product: TiledProduct) -> object:
     """Return a hashable value that is equal for products of nearly equal estimates.
 
     Many embeddings differ in the names or the order of axes alone. The value is the work of a few
-    schedules, with every layout of the factors. Other schedules may read other sectors. On GPUs with TMA, where it matters which tensors its maps can
-    describe, no two products have the same.
+    schedules, with every layout of the factors. Other schedules may read other sectors. On GPUs
+    with TMA, where it matters which tensors its maps can describe, no two products have the same.
     """
     if target.gpu.architecture >= "sm_90":
         return product

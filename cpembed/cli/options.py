@@ -336,14 +336,14 @@ def fuse_option() -> Callable[[F], F]:
     """Return the options that say whether a chain of products is one kernel: True, False, None."""
 
     def decorated(function: F) -> F:
-        apart = click.option(
+        apart_option = click.option(
             "--apart",
             is_flag=True,
             expose_value=False,
-            callback=_apart,
+            callback=_exclude_fuse,
             help="Of a chain of products, make a kernel for each.",
         )
-        fuse = click.option(
+        fuse_flag = click.option(
             "--fuse",
             is_flag=True,
             flag_value=True,
@@ -353,12 +353,12 @@ def fuse_option() -> Callable[[F], F]:
             help="Of a chain of products, make one kernel.  [default: what is estimated to be "
             "faster, this or --apart]",
         )
-        return fuse(apart(function))
+        return fuse_flag(apart_option(function))
 
     return decorated
 
 
-def _apart(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+def _exclude_fuse(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
         if ctx.params.get("fuse"):
             raise click.UsageError("--fuse and --apart exclude each other: give one of them", ctx)

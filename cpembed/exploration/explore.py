@@ -303,6 +303,10 @@ class Exploration:
     timeout: float | None = None
     stopped: bool = False
 
+    @property
+    def costing(self) -> Costing:
+        return self.search.costing
+
     def run(self, workers: Workers) -> Generator[Step, None, None]:
         """Search step by step; the answers of each step are stored when it is yielded.
 

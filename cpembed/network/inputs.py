@@ -140,7 +140,7 @@ def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> 
 
     Booleans, single elements, and integers from which indices of a gather are computed stay the
     same arrays. The values are those of
-    :func:`~cpembed.runtime.measurement.verification.with_special_values`.
+    :func:`~cpembed.runtime.measurement.verification_data.with_special_values`.
 
     Parameters
     ----------

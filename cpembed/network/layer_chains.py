@@ -175,6 +175,8 @@ def _refusal(first: Product, second: Product) -> str:
     for product in (first, second):
         if len(channel_axes(product.computation)) != 1:
             return "columns of several axes"
+        if product.epilogue is not None and product.epilogue.second is not None:
+            return "a second result"
         if pointwise_of(product.epilogue) is None:
             return "no epilogue of a chain"
     return ""

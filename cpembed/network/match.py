@@ -53,7 +53,7 @@ from cpembed.network.physical_product import channels_last
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
 from cpembed.network.stepwise import step_request
-from cpembed.network.stepwise_chains import ChainedGraph, FusedChain, with_chains
+from cpembed.network.stepwise_chains import ChainedGraph, FusedChain, with_chains, without_chains
 from cpembed.network.stepwise_layouts import StepLayouts
 from cpembed.provenance import Provenance
 from cpembed.steps import Progress, silent
@@ -450,10 +450,10 @@ def _chained(graph: Graph, spec: HardwareSpec, options: _SearchOptions) -> Chain
         target = open_target(spec)
     except BackendUnavailable:
         # Nothing executes the specification.
-        return ChainedGraph(graph, StepLayouts(graph, channels_last=False), {}, {})
+        return without_chains(graph, channels_last=False)
     if options.layout is None:
         return with_chains(graph, target, options.pairs)
-    return with_chains(graph, target, options.pairs, channels_last=False, fuses=False)
+    return without_chains(graph, channels_last=False)
 
 
 def _match_of_chain(fused: FusedChain, spec: HardwareSpec) -> Match:

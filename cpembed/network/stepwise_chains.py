@@ -113,14 +113,13 @@ class ChainedGraph:
         )
 
 
-def with_chains(
-    graph: Graph,
-    target: AnyTarget,
-    pairs: PairPolicy = "auto",
-    *,
-    channels_last: bool | None = None,
-    fuses: bool = True,
-) -> ChainedGraph:
+def without_chains(graph: Graph, *, channels_last: bool) -> ChainedGraph:
+    """Return a graph in which all products are kernels of their own, those of attention too."""
+    graph = _without_attentions(graph, [operator.name for operator in graph.operators])
+    return ChainedGraph(graph, StepLayouts(graph, channels_last), {}, {})
+
+
+def with_chains(graph: Graph, target: AnyTarget, pairs: PairPolicy = "auto") -> ChainedGraph:
     """Choose a kernel for each chain of products.
 
     Parameters
@@ -131,20 +130,12 @@ def with_chains(
     pairs : PairPolicy, default "auto"
         Where pairs of products are one kernel: where it is estimated to be faster, wherever there
         is one, or nowhere.
-    channels_last : bool, optional
-        True if images have the channels last; by default as the target's kernels read them.
-    fuses : bool, default True
-        Make kernels of chains; otherwise attention becomes its products, too.
     """
-    last = target.channels_last if channels_last is None else channels_last
     choices: dict[ProductChain, ChainChoice | str] = {}
-    if not fuses:
-        graph = _without_attentions(graph, [o.name for o in graph.operators])
-        return ChainedGraph(graph, StepLayouts(graph, last), {}, {})
     graph, attentions, reasons = _with_attentions(graph, target, choices)
     if target.takes_epilogues:
         graph = fuse_second_results(graph)
-    layouts = StepLayouts(graph, last)
+    layouts = StepLayouts(graph, target.channels_last)
     layers, separate = _layer_kernels(layouts, target, pairs, choices)
     rewriting = Rewriting(graph)
     for fused in layers.values():

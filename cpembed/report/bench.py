@@ -137,8 +137,8 @@ def _estimated_cells(row: BenchRow) -> list[str]:
 
 
 def _estimated_cell(run: RunRow) -> str:
-    chosen = run.selection
-    return "" if chosen is None or chosen.unit != "us" else f"{chosen.estimated:,.2f}"
+    selection = run.selection
+    return "" if selection is None or selection.unit != "us" else f"{selection.estimated:,.2f}"
 
 
 def _run_cells(row: BenchRow) -> list[str]:

@@ -119,7 +119,7 @@ def special_data(
     workload : Computation
         Operator.
     inputs : mapping of str to ndarray
-        Data by tensor (:func:`~cpembed.runtime.measurement.verification.with_special_values`).
+        Data by tensor (:func:`~cpembed.runtime.measurement.verification_data.with_special_values`).
     seed : int
         Seed of the positions.
     finite : bool

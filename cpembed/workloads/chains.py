@@ -31,8 +31,10 @@ Inputs = Mapping[str, Array]
 LENGTHS, MASK, SINKS = "Lengths", "Mask", "Sinks"
 """Names of further inputs: keys of each batch, mask of the scores, scores of no key."""
 
-MIDDLE, END = "Middle", "End"
-"""First parts of the names of inputs that the functions of the products read: first, second."""
+MIDDLE = "Middle"
+"""First part of the names of inputs that the function of the first product reads."""
+END = "End"
+"""First part of the names of inputs that the function of the second product reads."""
 
 BIAS, SCALE, RESIDUAL, VECTOR = "Bias", "Scale", "Residual", "Vector"
 """Last parts of these names; vectors are numbered."""
@@ -140,7 +142,7 @@ class Pointwise:
         Parameters
         ----------
         first : str
-            First part of the names, :data:`MIDDLE` or :data:`END`.
+            First part of the names, ``MIDDLE`` or ``END``.
         sums : str
             Element type of the sums.
         columns : int

@@ -345,6 +345,14 @@ class CellResult:
     bound: float
     embedded: ProvenEmbedding | None = None
 
+    def cost(self, cost: Cost) -> float:
+        """Return the cost of the best embedding that was found."""
+        if self.embedded is None:
+            return math.inf
+        if self.embedded.estimate is not None:
+            return picoseconds(self.embedded.estimate.total_us)
+        return cost.combined(self.embedded.executions, self.embedded.packing_bytes)
+
 
 def picoseconds(us: float) -> float:
     """Return a time as a cost: whole picoseconds."""

@@ -36,11 +36,8 @@ class RowKeys:
         result = plan.first.output.layout
         self.coordinates = dict(zip("bgrqk", result.access, strict=True))
         self.sizes = dict(zip("bgrqk", result.original_shape, strict=True))
-        self.query, self.key, self.keys = (
-            self.coordinates["q"],
-            self.coordinates["k"],
-            self.sizes["k"],
-        )
+        self.query, self.key = self.coordinates["q"], self.coordinates["k"]
+        self.keys, self.extents = self.sizes["k"], plan.first.program.extents
 
     @property
     def _is_limited(self) -> bool:
@@ -60,11 +57,8 @@ class RowKeys:
         if not self._is_limited:
             return "0", str(self.plan.chunks)
         if self.function.lengths:
-            batch = index_script(
-                self.coordinates["b"],
-                self._iterators("0", "0", "0"),
-                self.plan.first.program.extents,
-            )
+            values = self._iterators("0", "0", "0")
+            batch = index_script(self.coordinates["b"], values, self.extents)
             script.line(f"length = T.max(0, T.min({LENGTHS}[{batch}], {self.keys}))")
         keys = self._bound("row", self.plan.block_rows, upper=True)
         script.line(f"block_keys = {keys}")
@@ -118,11 +112,8 @@ class RowKeys:
 
     def _query(self, tile: int, number: int) -> str:
         """Return the query of a lane's row."""
-        row = self.plan.row_in_tile(
-            place(self.instruction.fragments[2], self.row_of.index(number))[0]
-        )
-        script = self._iterators(self._tile(str(tile)), row, "0")
-        return f"({index_script(self.query, script, self.plan.first.program.extents)})"
+        values = self._iterators(self._tile(str(tile)), self._row(number), "0")
+        return f"({index_script(self.query, values, self.extents)})"
 
     def _row(self, number: int) -> str:
         """Return the row within its tile of one of a lane's rows."""
@@ -164,8 +155,8 @@ class RowKeys:
 
     def _bound_of_queries(self, first: str, count: int, *, upper: bool) -> str | None:
         """Return a bound of the queries of some tiles; None if they take turns within a tile."""
-        axis, extents = self.plan.first.axes[0], self.plan.first.program.extents
-        bounded = _axis_bound(self.query, axis, extents, upper=upper)
+        extents = self.extents
+        bounded = _axis_bound(self.query, self.plan.first.axes[0], extents, upper=upper)
         if bounded is None:
             return None
         ends = [
@@ -228,19 +219,16 @@ class RowKeys:
         """True if the key of a score is its position along the columns of the first product."""
         product = self.plan.first
         columns = Positions(product.axes[1], product.instruction.n, product.columns)
-        index = self.key
-        return (
-            columns.slope(index) == 1
-            and not index.constant
-            and set(index.iterators) <= columns.names
-        )
+        key = self.key
+        counts = columns.slope(key) == 1 and not key.constant
+        return counts and set(key.iterators) <= columns.names
 
     def _mask_elements(self, step: str) -> None:
         if not self.function.mask and self._counts_keys:
             self._mask_positions(step)
             return
         plan, count = self.plan, self.instruction.registers[2]
-        tiles, extents, product = plan.column_tiles, plan.first.program.extents, plan.first
+        tiles, extents, product = plan.column_tiles, self.extents, plan.first
         # Tiles beyond the last one: their keys are beyond the last key only if a loop counts tiles.
         inside = ""
         if plan.chunks * tiles > product.tiles[2]:
@@ -275,8 +263,7 @@ class RowKeys:
             if _DIMENSIONS.get(name, name) not in self.function.mask:
                 continue
             variable = f"{name}_number{element}"
-            extents = self.plan.first.program.extents
-            index = index_script(self.coordinates[name], values, extents)
+            index = index_script(self.coordinates[name], values, self.extents)
             self.script.line(f"{variable} = {index}")
             numbers[name] = variable
             # Rows of padded tiles have no element.

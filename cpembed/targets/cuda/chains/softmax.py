@@ -16,7 +16,6 @@ import math
 from cpembed.codegen.values import literal
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.chains.pointwise import converted
-from cpembed.targets.cuda.chains.registers import place
 from cpembed.targets.cuda.chains.row_keys import LOWEST, RowKeys, write_scaled
 from cpembed.targets.cuda.reduction import STATISTICS
 from cpembed.targets.cuda.writer import (
@@ -65,7 +64,7 @@ class Softmax(RowKeys):
 
     def _begin_with_sinks(self) -> None:
         """Write the scores of no key as the first ones of the rows."""
-        script, extents = self.script, self.plan.first.program.extents
+        script, extents = self.script, self.extents
         holds = f"T.bitwise_and(lane, {sum(self.masks)}) == 0"
         first = "part == 0" if self.plan.schedule.splits > 1 else "True"
         factor = literal(math.log2(math.e) / self.exponent, "float32")
@@ -249,10 +248,7 @@ class Softmax(RowKeys):
         """Write the stores of a row's largest score, as a power of two, and its sum of powers."""
         script, product, at = self.script, self.plan.second, tile * self.rows_of_lane + number
         output, extents = product.output, product.program.extents
-        row = self.plan.row_in_tile(
-            place(self.instruction.fragments[2], self.row_of.index(number))[0]
-        )
-        values = self._iterators_of(product, self._tile(str(tile)), row, "0")
+        values = self._iterators_of(product, self._tile(str(tile)), self._row(number), "0")
         conditions = [
             f"T.bitwise_and(lane, {sum(self.masks)}) == 0",
             "column == 0",

@@ -28,6 +28,7 @@ from cpembed.targets.cuda.emulator.arguments import (
     MapArgument,
     PlacedArguments,
 )
+from cpembed.targets.cuda.emulator.ptx.warp_groups import FACTORS_IN_REGISTERS
 from cpembed.targets.cuda.emulator.source import FILE, PreparedText, prepare
 from cpembed.targets.executor.program import LoadedText, TextCompiler
 
@@ -328,7 +329,7 @@ class Program(LoadedText):
                 cluster_count=0 if numbers is None else numbers.size,
                 computes=computes,
                 steps=MAX_STEPS,
-                multiplies_registers="ExecutorPlaces{{ptx_p" in self._text.source,
+                multiplies_registers=FACTORS_IN_REGISTERS in self._text.source,
                 dependent=launch.dependent,
             )
             try:

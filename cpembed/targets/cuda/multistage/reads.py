@@ -6,7 +6,7 @@ lie in another one, of which the rest is read in vain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ SAMPLED_BLOCKS, SAMPLED_STAGES = 4, 8
 class CopyReads:
     """Counts of the copies of a factor's tile, those of a stage or their sum."""
 
+    vectors: float
+    """Vectors inside of the factor."""
     sectors: float
     """Sectors of each access of a warp, added up: they are read if L1 is passed by."""
     distinct: float
@@ -77,7 +79,9 @@ class CopiedTile:
         sectors = self._sectors(batch[:, None, None, None], block[:, None, None], stage[:, None])
         stages = np.sort(sectors.reshape(-1, self.tile.copies), axis=1)
         warps = np.sort(sectors.reshape(-1, LANES), axis=1)
-        return CopyReads(_distinct(warps), _distinct(stages), _distinct(warps // LINE_SECTORS))
+        lines = warps // LINE_SECTORS
+        vectors = int(np.count_nonzero(sectors >= 0))
+        return CopyReads(vectors, _distinct(warps), _distinct(stages), _distinct(lines))
 
     def _sectors(self, batch: Numbers, block: Numbers, stage: Numbers) -> Numbers:
         """Return the sector of each vector, in the order of copies; -1 where nothing is read."""
@@ -135,15 +139,16 @@ def _distinct(numbers: Numbers) -> int:
     return int(np.count_nonzero(numbers[:, 0] >= 0) + np.count_nonzero(changes))
 
 
-def loaded_sectors(plan: Plan) -> int:
-    """Count the sectors of all copies of a kernel of the product, access by access."""
+def loaded(plan: Plan) -> tuple[int, int]:
+    """Count the bytes and the sectors of all copies of a product's kernel, access by access."""
     rows, columns, batch, splits = plan.blocks
-    total = 0
+    total = np.zeros(2, np.int64)
     for number, (blocks, times) in enumerate(((rows, columns), (columns, rows))):
-        copied = CopiedTile(plan.product, number, plan.operand(number), plan.shared_tiles[number])
-        ranges = map(np.arange, (batch, blocks, splits * plan.steps))
-        total += times * int(copied.reads(*ranges).sectors)
-    return total
+        tile = plan.shared_tiles[number]
+        copied = CopiedTile(plan.product, number, plan.operand(number), tile)
+        reads = copied.reads(*map(np.arange, (batch, blocks, splits * plan.steps)))
+        total += times * np.array([reads.vectors * tile.width, reads.sectors], np.int64)
+    return int(total[0]), int(total[1])
 
 
 def mean_reads(product: TiledProduct, number: int, layout: int, tile: SharedTile) -> CopyReads:
@@ -169,7 +174,7 @@ def mean_reads(product: TiledProduct, number: int, layout: int, tile: SharedTile
         block = _sampled(-(-product.tiles[1 + number] // across), SAMPLED_BLOCKS)
         stage = _sampled(-(-product.tiles[3] // along), SAMPLED_STAGES)
         reads, count = copied.reads(batch, block, stage), batch.size * block.size * stage.size
-        cache[key] = CopyReads(reads.sectors / count, reads.distinct / count, reads.lines / count)
+        cache[key] = CopyReads(*(value / count for value in astuple(reads)))
     return cache[key]
 
 

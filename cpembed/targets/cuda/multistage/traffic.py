@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
-from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from cpembed.targets.cuda.multistage.reads import CopyReads, mean_reads
 from cpembed.targets.cuda.multistage.schedule import (
@@ -89,7 +89,6 @@ class KernelTraffic:
     steps: int
     stage: StageTraffic
     result: ResultTraffic
-    loaded_bytes: int
     stored_bytes: int
 
     @property
@@ -111,13 +110,6 @@ def traffic(plan: Plan) -> KernelTraffic:
     """Return the counts of the kernel that computes the product, or the parts of its sums."""
     rows, columns, batch, splits = plan.blocks
     product = plan.product
-    # Each column of blocks reads the first factor once, each row of blocks the second.
-    loaded = sum(
-        _valid_elements(product, number, plan.schedule.layouts[number])
-        * size_bytes(plan.operand(number).layout.dtype)
-        * times
-        for number, times in enumerate((columns, rows))
-    )
     result_bytes = size_bytes(product.output_dtype)
     if splits > 1:
         result_bytes = splits * size_bytes(product.sums)
@@ -127,7 +119,6 @@ def traffic(plan: Plan) -> KernelTraffic:
         steps=plan.steps,
         stage=_stage_traffic(plan),
         result=_result_traffic(plan),
-        loaded_bytes=loaded,
         stored_bytes=product.output.layout.elements * result_bytes,
     )
 
@@ -138,7 +129,7 @@ def _stage_traffic(plan: Plan) -> StageTraffic:
     return StageTraffic(
         products=schedule.tile[0] * schedule.tile[1] * schedule.depth,
         fragment_wavefronts=_fragment_wavefronts(plan),
-        copy_wavefronts=sum(map(_copy_wavefronts, tiles)),
+        copy_wavefronts=sum(vector_wavefronts(tile, tile.copies) for tile in tiles),
         copy_cycles=sum(map(_copy_cycles, tiles, reads)),
         copy_instructions=_copy_instructions(plan),
         copied_bytes=sum(r.bytes(tile.width) for r, tile in zip(reads, tiles, strict=True)),
@@ -150,7 +141,7 @@ def _copy_cycles(tile: SharedTile, reads: CopyReads) -> float:
 
     A line of an access takes a cycle, as a wavefront does; an asynchronous copy has both together.
     """
-    stores = _copy_wavefronts(tile)
+    stores = vector_wavefronts(tile, tile.copies)
     return max(stores, reads.lines) if tile.width >= BANK_BYTES else stores + reads.lines
 
 
@@ -172,9 +163,11 @@ def _copy_instructions(plan: Plan) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _copy_wavefronts(tile: SharedTile) -> int:
-    """Count the wavefronts of a tile's vectors, in the order in which a block's threads copy."""
-    slots = np.arange(tile.copies)
+def vector_wavefronts(tile: SharedTile, vectors: int) -> int:
+    """Count the wavefronts of a tile's first vectors, in the order in which threads copy them."""
+    served = min(LANES, WAVEFRONT_BYTES // tile.width)
+    # Idle lanes add nothing to what the last one writes.
+    slots = np.minimum(np.arange(-(-vectors // served) * served), vectors - 1)
     row, byte = slots // tile.row_vectors, slots % tile.row_vectors * tile.width
     return wavefronts(_address(tile, row, byte // CHUNK) + byte % CHUNK, tile.width)
 
@@ -282,49 +275,6 @@ def read_back_wavefronts(staging: Staging, length: int, along_columns: bool) -> 
     return sum(wavefronts(start + step, width) for step in steps)
 
 
-@lru_cache(maxsize=64)
-def _valid_elements(product: TiledProduct, number: int, layout: int) -> int:
-    """Count the elements inside a factor that one pass over all of its tiles reads.
-
-    Parameters
-    ----------
-    product : TiledProduct
-        Product.
-    number, layout : int
-        0 for the first factor, 1 for the second, and the number of its layout.
-    """
-    program, operand = product.program, (product.first, product.second)[number][layout]
-    loops = (*product.batch, *(product.columns if number else product.rows), *product.depth)
-    axes = (product.axes[number], product.axes[2])
-    extents = {loop.name: loop.extent for loop in loops}
-    extents |= {lane.name: lane.extent for lane in program.instruction_axes if lane.name in axes}
-    used = {name for index in operand.layout.access for name in index.iterators}
-    # Iterators that no index contains read the operand again.
-    repetitions = math.prod(extent for name, extent in extents.items() if name not in used)
-    extents = {loop.name: 1 for loop in program.loops} | extents
-    return repetitions * _points_inside(operand, tuple(sorted(extents.items())))
-
-
-@lru_cache(maxsize=256)
-def _points_inside(operand: GlobalOperand, extents: tuple[tuple[str, int], ...]) -> int:
-    """Count the points of the iterators in an operand's indices at which it is inside."""
-    extent_of = dict(extents)
-    checked = [(operand.layout.access[place], place) for place in operand.checked]
-    names = {name for index, _ in checked for name in index.iterators}
-    unchecked = {name for index in operand.layout.access for name in index.iterators} - names
-    total = math.prod(extent_of[name] for name in unchecked)
-    if not names:
-        return total
-    ordered = sorted(names)
-    shape = [extent_of[name] for name in ordered]
-    values = dict(zip(ordered, np.indices(shape, np.int32, sparse=True), strict=True))
-    inside: NDArray[np.bool_] = np.ones((1,) * len(ordered), np.bool_)
-    for index, place in checked:
-        coordinate = index.evaluate(values)
-        inside = inside & (coordinate >= 0) & (coordinate < operand.layout.shape[place])
-    return total * int(np.count_nonzero(np.broadcast_to(inside, shape)))
-
-
 # Counted in the loops over stages that nvcc 13 generates for sm_80: 12 to 16 for matrix products,
 # 23 for convolutions with padding. They compute two addresses, and whether the vector is inside.
 COPY_INSTRUCTIONS = 18
@@ -422,8 +372,9 @@ def _bytes_from_dram(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> float:
     # The blocks that run together are whole groups of rows, or a part of one group's columns.
     wave_rows = min(rows, group * max(1, blocks // (group * columns)))
     wave_columns = min(columns, -(-blocks // group))
+    copied = counts.blocks * counts.steps * counts.stage.copied_bytes
     wave = wave_rows * first / rows + wave_columns * second / columns
-    return min(max(once, counts.blocks / blocks * wave), counts.loaded_bytes)
+    return min(max(once, counts.blocks / blocks * wave), copied)
 
 
 def _auxiliary(plan: Plan, gpu: Gpu) -> tuple[KernelWork, ...]:

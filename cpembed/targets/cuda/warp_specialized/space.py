@@ -29,6 +29,7 @@ COLUMN_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DEPTHS = (4, 2, 1)
 STAGES = (8, 6, 4, 3, 2)
 CLUSTERS = ((2, 1), (1, 2))
+STREAMED_PARTS = (2, 4, 8)
 STORE_BUFFERS = (1, 2, 0)
 
 CLOSE_RATIO = 1.02
@@ -185,9 +186,12 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
             # Whole clusters are resident, so that an odd multiprocessor stays idle.
             blocks = schedule.blocks and schedule.blocks // 2 * 2
             yield replace(schedule, group=group, cluster=cluster, blocks=blocks)
-        resident = self._resident(SpecializedPlan(self.product, replace(schedule, streamed=True)))
-        for group in RASTER_GROUPS:
-            yield replace(schedule, group=group, streamed=True, blocks=resident)
+        plan = SpecializedPlan(self.product, replace(schedule, streamed=True))
+        tiles, resident = math.prod(plan.blocks), self._resident(plan)
+        # All multiprocessors together would divide few tiles into many parts, which are added.
+        fewer = [tiles * parts for parts in STREAMED_PARTS if tiles * parts < resident]
+        for group, blocks in itertools.product(RASTER_GROUPS, (resident, *fewer)):
+            yield replace(schedule, group=group, streamed=True, blocks=blocks)
         for group, splits in self.splits_of(schedule.depth):
             buffers = schedule.store_buffers * (splits == 1)
             yield replace(schedule, group=group, splits=splits, store_buffers=buffers)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -16,14 +15,13 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.fragment_products import MATRIX_BYTES
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.multistage.reads import SECTOR_BYTES
-from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
+from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES, SharedTile
 from cpembed.targets.cuda.multistage.traffic import (
     read_back_wavefronts,
     staged_wavefronts,
-    wavefronts,
+    vector_wavefronts,
 )
 from cpembed.targets.cuda.tma.factors import Numbers, digit_values
-from cpembed.targets.cuda.warp_specialized.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.warp_specialized.loads import factor_bytes
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.tiles import WorkItem
@@ -229,37 +227,18 @@ def _read_back(plan: SpecializedPlan) -> int:
     return plan.strips * vectors
 
 
+def copied_tile(plan: SpecializedPlan, number: int) -> SharedTile:
+    """Return the image of a factor as the tile that the producers' threads copy."""
+    image, operand = plan.images[number], plan.operand(number)
+    width = operand.length * size_bytes(operand.layout.dtype)
+    return SharedTile(image.rows, image.span, image.span, width, swizzled=True)
+
+
 def copy_wavefronts(plan: SpecializedPlan) -> int:
     """Count the wavefronts of the vectors of a stage that threads copy."""
     total = 0
     for number, (image, load) in enumerate(zip(plan.images, plan.schedule.loads, strict=True)):
         if load == "threads":
-            operand = plan.operand(number)
-            total += _image_wavefronts(image, operand.length * size_bytes(operand.layout.dtype))
+            tile = copied_tile(plan, number)
+            total += vector_wavefronts(tile, image.content_bytes // tile.width)
     return total
-
-
-@lru_cache(maxsize=1024)
-def _image_wavefronts(image: SharedImage, width: int) -> int:
-    """Count the wavefronts of an image's vectors, in the order in which threads copy them."""
-    vectors, per_row = image.content_bytes // width, image.span // width
-    total = 0
-    for first in range(0, vectors, WARP_GROUP):
-        for warp in range(first, min(first + WARP_GROUP, vectors), LANES):
-            # The last warp may have idle lanes.
-            slots = np.arange(warp, min(warp + LANES, vectors))
-            row, byte = slots // per_row, slots % per_row * width
-            chunks = image.span // CHUNK
-            turn = row // (PATTERN_ROWS // chunks) % chunks
-            places = row * image.span + (byte // CHUNK ^ turn) * CHUNK + byte % CHUNK
-            total += _access_wavefronts(places, width)
-    return total
-
-
-def _access_wavefronts(places: np.ndarray, width: int) -> int:
-    """Count the wavefronts of an access of a warp in which only the first lanes take part."""
-    served = min(LANES, WAVEFRONT_BYTES // width)
-    groups = [places[first : first + served] for first in range(0, len(places), served)]
-    # Idle lanes add nothing to what the first one of their group reads.
-    filled = [np.concatenate([g, np.full(served - len(g), g[0])]) for g in groups]
-    return sum(wavefronts(group, width) for group in filled)

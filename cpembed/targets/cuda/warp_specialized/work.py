@@ -8,7 +8,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP, WARP_ROWS
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from cpembed.targets.cuda.multistage.reads import mean_reads
-from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES, SharedTile
+from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.multistage.traffic import (
     COPY_INSTRUCTIONS,
     RESULT_INSTRUCTIONS,
@@ -20,6 +20,7 @@ from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.tiles import wave_reads
 from cpembed.targets.cuda.warp_specialized.traffic import (
     SpecializedTraffic,
+    copied_tile,
     fragment_wavefronts,
     result_wavefronts,
     traffic,
@@ -66,13 +67,6 @@ def work_of(plan: SpecializedPlan, gpu: Gpu) -> KernelWork:
         dram_bytes=_bytes_from_dram(plan, gpu) + counts.stored_bytes,
         auxiliary=_auxiliary(plan, gpu),
     )
-
-
-def copied_tile(plan: SpecializedPlan, number: int) -> SharedTile:
-    """Return the image of a factor as the tile that the producers' threads copy."""
-    image, operand = plan.images[number], plan.operand(number)
-    width = operand.length * size_bytes(operand.layout.dtype)
-    return SharedTile(image.rows, image.span, image.span, width, swizzled=True)
 
 
 def _fetch(plan: SpecializedPlan, gpu: Gpu) -> Phase:

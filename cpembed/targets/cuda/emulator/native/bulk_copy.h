@@ -11,7 +11,6 @@
 
 /* --------------------------------------------------------------------------------------- loads */
 
-
 /* Places in shared memory of an image's chunks; several ranges where it ends within a swizzled row. */
 static std::vector<Landing::Range> image_ranges(const Box &box, unsigned char *image) {
   if (box.swizzle == 0 || box.bytes % 128 == 0) return {{image, box.bytes}};
@@ -23,36 +22,49 @@ static std::vector<Landing::Range> image_ranges(const Box &box, unsigned char *i
   return ranges;
 }
 
+/* The barrier object of a copy to an image, in the same block; null with a fault. */
+static Barrier *barrier_of_image(const unsigned char *image, uint32_t object, const char *what, Site site) {
+  Barrier *b = barrier_for_copy(object, what, site);
+  if (b == nullptr || shared_memory.rank(b->place) == shared_memory.rank(image)) return b;
+  set_fault("%s at {at:%u}: its barrier object is in another block's shared memory than its destination", what,
+            site);
+  return nullptr;
+}
+
+/* The stamp of a copy that ends in the current phase of a barrier object. */
+static Stamp stamp_of_copy(const Barrier &b) { return make_stamp(b.agent, 0, uint32_t(b.phase + 1)); }
+
+/* A copy writes ranges, of `bytes` together. */
+static bool issue_copy(Barrier &b, std::vector<Landing::Range> ranges, size_t bytes,
+                       std::function<void(Stamp)> copy, const char *what, Site site) {
+  Actor actor = actor_of(now());
+  for (const Landing::Range &range : ranges)
+    if (!shared_memory.write_by_proxy(range.to, range.bytes, actor, stamp_of_copy(b) | kInFlight, what, site))
+      return false;
+  b.landings.push_back({std::move(ranges), std::move(copy), int64_t(bytes), 0, site});
+  progress++;
+  return true;
+}
+
 /* `image` in one block of the cluster, whose barrier object is at the address `object`. */
 static bool issue_load(const std::shared_ptr<const Box> &box, unsigned char *image, uint32_t object,
                        size_t alignment, const char *what, Site site) {
   if (!shared_memory.valid(image, box->bytes, alignment, what, site)) return false;
-  Barrier *b = barrier_for_copy(object, what, site);
-  if (b == nullptr) return false;
-  if (shared_memory.rank(b->place) != shared_memory.rank(image)) {
-    set_fault("%s at {at:%u}: its barrier object is in another block's shared memory than its destination",
-              what, site);
-    return false;
-  }
-  Landing landing;
-  landing.ranges = image_ranges(*box, image);
-  landing.bytes = box->bytes, landing.site = site;
-  Stamp writer = make_stamp(b->agent, 0, uint32_t(b->phase + 1)) | kInFlight;
-  Actor actor = actor_of(now());
-  for (const Landing::Range &range : landing.ranges)
-    if (!shared_memory.write_by_proxy(range.to, range.bytes, actor, writer, what, site)) return false;
-  landing.copy = [box, image](Stamp) {
+  Barrier *b = barrier_of_image(image, object, what, site);
+  auto copy = [box, image](Stamp) {
     uint32_t rank = shared_memory.rank(image);
     size_t start = shared_memory.offset(image);
     for (const Chunk &chunk : box->chunks) {
       unsigned char *to = shared_memory.at(swizzled(start + chunk.image, box->swizzle), rank);
-      if (chunk.bytes < 16) memset(to, 0, 16);
-      if (chunk.bytes) memcpy(to + chunk.skip, chunk.global, chunk.bytes);
+      if (chunk.bytes == 16) {
+        memcpy(to, chunk.global, 16);
+      } else {
+        memset(to, 0, 16);
+        memcpy(to + chunk.skip, chunk.global, chunk.bytes);
+      }
     }
   };
-  b->landings.push_back(std::move(landing));
-  progress++;
-  return true;
+  return b && issue_copy(*b, image_ranges(*box, image), box->bytes, copy, what, site);
 }
 
 /* To one block, or with a mask to the same places of several ones. */
@@ -93,12 +105,15 @@ extern "C" void executor_bulk_load_tensor(ExecutorFunction &function, uint32_t t
   load_to(box, to, object, multicast, mask, 128, function.name, site);
 }
 
+static bool whole_chunks(uint32_t bytes, const char *what, Site site) {
+  if (bytes % 16 == 0) return true;
+  set_fault("%s at {at:%u} of %u bytes: a multiple of 16", what, site, bytes);
+  return false;
+}
+
 /* Chunks of bytes that lie side by side. */
 static bool plain_box(Box &box, const void *global, uint32_t bytes, State state, const char *what, Site site) {
-  if (bytes % 16) {
-    set_fault("%s at {at:%u} of %u bytes: a multiple of 16", what, site, bytes);
-    return false;
-  }
+  if (!whole_chunks(bytes, what, site)) return false;
   if (bytes && !bulk_access(global, bytes, 16, state, what, site)) return false;
   auto start = static_cast<unsigned char *>(const_cast<void *>(global));
   for (uint32_t at = 0; at < bytes; at += 16) box.chunks.push_back({at, 0, 16, start + at});
@@ -124,39 +139,21 @@ extern "C" void executor_bulk_copy_shared(ExecutorFunction &function, uint32_t t
                                           uint32_t object) {
   Site site = CALLER;
   count(function);
-  if (bytes % 16) {
-    set_fault("%s at {at:%u} of %u bytes: a multiple of 16", function.name, site, bytes);
-    abandon();
-  }
+  REQUIRE(whole_chunks(bytes, function.name, site));
   unsigned char *source = shared_pointer(from), *image = shared_pointer(to);
   REQUIRE(shared_memory.valid(source, bytes, 16, function.name, site));
   REQUIRE(shared_memory.valid(image, bytes, 16, function.name, site));
   REQUIRE(note_remote(shared_memory.rank(image), function.name, site, true));
-  Barrier *b = barrier_for_copy(object, function.name, site);
-  REQUIRE(b != nullptr);
-  if (shared_memory.rank(b->place) != shared_memory.rank(image)) {
-    set_fault("%s at {at:%u}: its barrier object is in another block's shared memory than its destination",
-              function.name, site);
-    abandon();
-  }
-  Actor actor = actor_of(now());
-  Stamp stamp = make_stamp(b->agent, 0, uint32_t(b->phase + 1));
-  REQUIRE(shared_memory.read_by_proxy(source, bytes, actor, stamp, function.name, site));
-  REQUIRE(shared_memory.write_by_proxy(image, bytes, actor, stamp | kInFlight, function.name, site));
-  Landing landing;
-  landing.ranges = {{image, bytes}}, landing.bytes = bytes, landing.site = site;
-  landing.copy = [=](Stamp) { memcpy(image, source, bytes); };
-  b->landings.push_back(std::move(landing));
-  progress++;
+  Barrier *b = barrier_of_image(image, object, function.name, site);
+  REQUIRE(b && shared_memory.read_by_proxy(source, bytes, actor_of(now()), stamp_of_copy(*b), function.name, site));
+  auto copy = [=](Stamp) { memcpy(image, source, bytes); };
+  REQUIRE(issue_copy(*b, {{image, bytes}}, bytes, copy, function.name, site));
 }
 
 extern "C" void executor_bulk_prefetch(ExecutorFunction &function, const void *from, uint32_t bytes) {
   Site site = CALLER;
   count(function);
-  REQUIRE(global_memory.aligned(from, 16, function.name, site));
-  if (bytes % 16 == 0) return;
-  set_fault("%s at {at:%u} of %u bytes: a multiple of 16", function.name, site, bytes);
-  abandon();
+  REQUIRE(global_memory.aligned(from, 16, function.name, site) && whole_chunks(bytes, function.name, site));
 }
 
 /* -------------------------------------------------------------------------------------- stores */

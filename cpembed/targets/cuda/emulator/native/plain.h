@@ -70,3 +70,8 @@ extern "C" void __ubsan_handle_divrem_overflow(const void *, uintptr_t, uintptr_
   set_fault("%s divides an integer by zero at {at:%u}", doer(now()).c_str(), CALLER);
   abandon();
 }
+
+extern "C" void executor_trap(ExecutorFunction &) {
+  set_fault("%s ends the launch by a trap at {at:%u}", doer(now()).c_str(), CALLER);
+  abandon();
+}

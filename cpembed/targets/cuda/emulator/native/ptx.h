@@ -108,6 +108,18 @@ EXECUTOR_INLINE uint32_t by_table(uint32_t a, uint32_t b, uint32_t c, uint32_t t
   return made;
 }
 
+/* bfe: bits beyond the value are its sign, or the field's last one if that lies below it. */
+EXECUTOR_INLINE uint32_t bit_field(uint32_t value, uint32_t first, uint32_t count, bool is_signed) {
+  first &= 255, count &= 255;
+  uint32_t last = first + count - 1 < 31 ? first + count - 1 : 31, made = 0;
+  uint32_t sign = is_signed && count != 0 ? value >> last & 1 : 0;
+  for (uint32_t bit = 0; bit < 32; bit++) {
+    bool inside = bit < count && first + bit < 32;
+    made |= (inside ? value >> (first + bit) & 1 : sign) << bit;
+  }
+  return made;
+}
+
 /* prmt: bytes of a and b by the digits of a selector, of which the highest bit takes a byte's sign instead. */
 EXECUTOR_INLINE uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t selector) {
   uint64_t pair = uint64_t(b) << 32 | a;
@@ -148,6 +160,7 @@ void executor_copy_wait_all(ExecutorFunction &);
 uint64_t executor_atom(ExecutorFunction &, int operation, int kind, int space, uint64_t address,
                        uint64_t value, uint64_t other, int order, int scope);
 void executor_fence(ExecutorFunction &, int scope);
+void executor_trap(ExecutorFunction &);
 
 uint64_t executor_exchange(ExecutorFunction &, int direction, uint32_t mask, uint32_t value, uint32_t operand,
                            uint32_t segments);

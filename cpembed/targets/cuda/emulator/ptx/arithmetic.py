@@ -6,7 +6,7 @@ from cpembed.errors import LoweringError
 from cpembed.targets.cuda.emulator.ptx.body import SPACES, Call
 from cpembed.targets.cuda.emulator.ptx.registers import bits_of, c_type
 from cpembed.targets.cuda.emulator.ptx.syntax import Name, Operand, Vector
-from cpembed.targets.cuda.emulator.ptx.table import instruction, optional, required
+from cpembed.targets.cuda.emulator.ptx.table import instruction, optional, required, runtime_call
 
 _SIGNED = ("s16", "s32", "s64")
 _UNSIGNED = ("u16", "u32", "u64")
@@ -357,6 +357,34 @@ def _funnel_shift(call: Call) -> str:
     pair = f"(uint64_t({high}) << 32 | {low})"
     shifted = f"{pair} << {bound} >> 32" if call["direction"] == "l" else f"{pair} >> {bound}"
     return _result(call, "b32", shifted)
+
+
+for _name, _operator in {"div": "/", "rem": "%"}.items():
+
+    @instruction(_name, required("type", "u32", "s32", "u64", "s64"))
+    def _quotient(call: Call, operator: str = _operator) -> str:
+        call.require_operands(3)
+        kind = call["type"]
+        return _result(call, kind, f"{call.value(1, kind)} {operator} {call.value(2, kind)}")
+
+
+@instruction("div", required("rounding", "rn", "full", "approx"), optional("ftz", "ftz"),
+             required("type", *_FLOATS))  # fmt: skip
+def _float_quotient(call: Call) -> str:
+    call.require_operands(3)
+    kind = call["type"]
+    return _result(call, kind, f"{call.value(1, kind)} / {call.value(2, kind)}")
+
+
+@instruction("bfe", required("type", "u32", "s32"))
+def _bit_field(call: Call) -> str:
+    call.require_operands(4)
+    value, first, count = (call.value(place, "u32") for place in (1, 2, 3))
+    signed = "true" if call["type"] == "s32" else "false"
+    return _result(call, call["type"], f"executor::bit_field({value}, {first}, {count}, {signed})")
+
+
+runtime_call("trap", "trap")
 
 
 @instruction("nanosleep", required("type", "u32"))

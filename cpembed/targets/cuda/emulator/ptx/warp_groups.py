@@ -10,6 +10,10 @@ from cpembed.targets.cuda.emulator.ptx.body import Call
 from cpembed.targets.cuda.emulator.ptx.syntax import Immediate, Vector
 from cpembed.targets.cuda.emulator.ptx.table import instruction, required, runtime_call
 
+FACTORS_IN_REGISTERS = "ExecutorPlaces{ptx_p"
+"""Beginning of an argument that only products have whose first factor is in registers; a launch of
+a text with one checks what a fence orders."""
+
 _FLOATS_8 = ("e4m3", "e5m2")
 _PRODUCTS: dict[tuple[str, int], tuple[tuple[str, str], ...]] = {
     ("f32", 16): (("f16", "f16"), ("bf16", "bf16")),

@@ -16,14 +16,14 @@ from cpembed.targets.cuda.multistage.reads import (
     SAMPLED_BLOCKS,
     SAMPLED_STAGES,
     CopiedTile,
-    loaded_sectors,
+    loaded,
     mean_reads,
 )
 from cpembed.targets.cuda.multistage.schedule import Plan
 from cpembed.targets.cuda.target import CudaTarget
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.target import HopperTarget
-from cpembed.targets.cuda.warp_specialized.work import copied_tile
+from cpembed.targets.cuda.warp_specialized.traffic import copied_tile
 from tests.integration.test_tensor_core import WORKLOADS, schedule_for
 
 emulated = pytest.mark.skipif(
@@ -45,23 +45,22 @@ def random_kernels(seed: int, name: str) -> CudaKernels:
         if isinstance(target, CudaTarget):
             return target.build(lowered, schedule_for(rng))
         ranked = [item.schedule for item in target.space(lowered).ranked()]
-        gathered = [s for s in ranked if "threads" in s.loads and not s.streamed]
-        if gathered:
-            return target.build(lowered, rng.choice(gathered))
+        by_threads = [s for s in ranked if "threads" in s.loads and not s.streamed]
+        if by_threads:
+            return target.build(lowered, rng.choice(by_threads))
 
 
-def gathered_sectors(plan: SpecializedPlan) -> int:
-    """Sectors of all copies of producers' threads."""
+def gathered(plan: SpecializedPlan) -> tuple[int, int]:
+    """Bytes and sectors of all copies of producers' threads."""
     rows, columns, batch = plan.blocks
-    total = 0
+    total = np.zeros(2, np.int64)
     for number, (blocks, times) in enumerate(((rows, columns), (columns, rows))):
         if plan.schedule.loads[number] == "threads":
-            copied = CopiedTile(
-                plan.product, number, plan.operand(number), copied_tile(plan, number)
-            )
+            tile = copied_tile(plan, number)
+            copied = CopiedTile(plan.product, number, plan.operand(number), tile)
             reads = copied.reads(*map(np.arange, (batch, blocks, plan.steps)))
-            total += times * int(reads.sectors)
-    return total
+            total += times * np.array([reads.vectors * tile.width, reads.sectors], np.int64)
+    return int(total[0]), int(total[1])
 
 
 @emulated
@@ -71,11 +70,11 @@ def gathered_sectors(plan: SpecializedPlan) -> int:
 def test_sectors_are_those_that_the_emulator_counts(name: str, seed: int) -> None:
     kernels = random_kernels(seed, name)
     plan, counters = kernels.plan, kernels.count()
-    expected = gathered_sectors(plan) if isinstance(plan, SpecializedPlan) else None
+    expected = gathered(plan) if isinstance(plan, SpecializedPlan) else None
     if expected is None:
         assert isinstance(plan, Plan)
-        expected = loaded_sectors(plan)
-    assert counters.global_load_sectors == expected
+        expected = loaded(plan)
+    assert (counters.global_load_bytes, counters.global_load_sectors) == expected
 
 
 @pytest.mark.quick(6)

@@ -89,3 +89,10 @@ def test_padded_rows_are_compared_with_rows_of_any_pixels() -> None:
     )
     assert [result.utilisation for result in narrow] == [0.875]
     assert [result.utilisation for result in both] == [0.875, 1.0]
+
+
+def test_few_tiles_take_no_longer_than_more() -> None:
+    """All multiprocessors would divide them into so many parts that adding those takes longer."""
+    words = "conv2d n=1 c=256 h=7 w=7 k={} r=5 s=5 pad=2 layout=NHWC"
+    costs = [space(words.format(filters), "wgmma_f16").best().cost for filters in (8, 16)]
+    assert costs[0] <= costs[1]

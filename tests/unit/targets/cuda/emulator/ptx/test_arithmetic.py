@@ -9,7 +9,7 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.emulator.executor import Launch, compile_text
-from tests.unit.targets.cuda.emulator.running import needs_compiler
+from tests.unit.targets.cuda.emulator.running import fault, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -60,6 +60,22 @@ def shifted(low: int, high: int, count: int, left: bool) -> int:
     return (pair << count >> 32 if left else pair >> count) % 2**32
 
 
+def bit_field(value: int, first: int, count: int) -> int:
+    field = value >> first % 256
+    return field % (1 << count % 256)
+
+
+def signed_bit_field(value: int, first: int, count: int) -> int:
+    first, count = first % 256, count % 256
+    extended = value - 2 * (value & 2**31)  # As an integer with a sign.
+    field = extended >> first
+    if count == 0:
+        return 0
+    if first + count <= 32:
+        field = (field % 2**count) - 2 * (field & 2 ** (count - 1))
+    return field % 2**32
+
+
 BITS: dict[str, Callable[..., int]] = {
     "popc.b32": lambda a: a.bit_count(),
     "clz.b32": lambda a: 32 - a.bit_length(),
@@ -68,6 +84,10 @@ BITS: dict[str, Callable[..., int]] = {
     "lop3.b32 , 0x96": lambda a, b, c: a ^ b ^ c,
     "lop3.b32 , 0x2b": lambda a, b, c: by_table(a, b, c, 0x2B),
     "prmt.b32": bytes_of,
+    "bfe.u32": bit_field,
+    "bfe.s32": signed_bit_field,
+    "div.u32": lambda a, b: a // b,
+    "rem.u32": lambda a, b: a % b,
     "shf.l.wrap.b32": lambda a, b, c: shifted(a, b, c % 32, True),
     "shf.r.wrap.b32": lambda a, b, c: shifted(a, b, c % 32, False),
     "shf.l.clamp.b32": lambda a, b, c: shifted(a, b, min(c, 32), True),
@@ -79,6 +99,8 @@ BITS: dict[str, Callable[..., int]] = {
 def test_bits(ptx: str) -> None:
     definition = BITS[ptx]
     operands = words(definition.__code__.co_argcount, 3)
+    if ptx[:3] in ("div", "rem"):
+        operands[1] |= np.uint32(1)
     expected = [definition(*map(int, row)) for row in zip(*operands, strict=True)]
     assert results(ptx, "uint32", operands).tolist() == expected
 
@@ -109,3 +131,10 @@ def test_small_powers_become_zero() -> None:
 def test_approximations_are_not_rounded_exactly() -> None:
     with pytest.raises(LoweringError, match=r"only quotients and square roots .*: \.approx"):
         results("tanh.rn.f32", "float32", [np.zeros(THREADS, np.float32)])
+
+
+def test_a_trap_is_a_fault() -> None:
+    source = 'extern "C" __global__ void k(float* out) { if (threadIdx.x == 3) asm("trap;"); }'
+    launch = Launch("k", (1, 1, 1), (32, 1, 1))
+    line = fault(compile_text(source), launch, [np.zeros(1, np.float32)])
+    assert "thread 3 ends the launch by a trap at line 1" in line

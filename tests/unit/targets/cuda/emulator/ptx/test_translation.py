@@ -11,6 +11,7 @@ import pytest
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.emulator.executor import Launch, compile_text
 from cpembed.targets.cuda.emulator.ptx import translate_inline_ptx
+from cpembed.targets.cuda.emulator.ptx.warp_groups import FACTORS_IN_REGISTERS
 from tests.unit.targets.cuda.emulator.running import needs_compiler
 
 LANES = 32
@@ -148,7 +149,7 @@ WRONG = {
     'asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.bf16.f32 %0, %0, %0, %0;" : "+f"(a));': (
         "m16n8k16 has no product of f16 and bf16 in f32"
     ),
-    'asm("tanh.approx.f16x2 %0, %1;" : "=r"(a) : "r"(b));': "tanh.approx.f16x2: .f16x2 is where one of",
+    'asm("tanh.approx.f16x2 %0, %1;" : "=r"(a) : "r"(b));': "tanh.approx.f16x2: .f16x2 is where",
     'asm(TEXT : "=r"(a));': "its text has to be string literals, not 'TEXT'",
     'asm("mov.u32 %0, 1;" : "r"(a));': "the constraint 'r' is in the wrong list of operands",
     'asm("mov.u32 %0, 1;" : "=x"(a));': "has no constraint of CUDA",
@@ -199,3 +200,20 @@ def test_registers_that_no_instruction_writes_are_rubbish() -> None:
     np.testing.assert_array_equal(out[:20], source[:20])
     assert np.isnan(out[20:32]).all()
     np.testing.assert_array_equal(out[32:], [*source[:20], *[1.0] * 12])
+
+
+def test_products_of_factors_in_registers_are_told_apart() -> None:
+    """A launch checks what fences order if its text has one."""
+    product = (
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, {A}, %8, 1, 1, 1, {T};"
+    )
+    sums = ", ".join(f'"+f"(c[{n}])' for n in range(4))
+    factors = ", ".join(f'"r"(a[{n}])' for n in range(4))
+    operands = f'{sums} : {factors}, "l"(b)'
+    texts = [
+        f'asm volatile("{product.replace("{A}", a).replace("{T}", t)}" : {operands});'
+        for a, t in (("{%4, %5, %6, %7}", "0"), ("%8", "0, 0"))
+    ]
+    made = [translate_inline_ptx(text) for text in texts]
+    assert not any("static_assert(false" in text for text in made)
+    assert [FACTORS_IN_REGISTERS in text for text in made] == [True, False]
