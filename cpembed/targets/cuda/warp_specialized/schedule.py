@@ -149,9 +149,8 @@ class SpecializedSchedule:
         words += ["the last tiles divided evenly"] * self.streamed
         words += ["the first factor in registers"] * self.in_registers
         words += ["groups take turns"] * self.alternating
-        words += [f"results by tensor copies from {self.store_buffers} buffers a warp"] * bool(
-            self.store_buffers
-        )
+        copies = f"results by tensor copies from {self.store_buffers} buffers of each warp"
+        words += [copies.replace("1 buffers", "a buffer")] * bool(self.store_buffers)
         return ", ".join(words)
 
 
