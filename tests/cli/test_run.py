@@ -238,5 +238,5 @@ def test_the_model_chooses_unless_a_rank_is_asked_for(
         assert asked["model"]["considered"] == 1
     text = cpembed("run", *layer, *target[:2]).out
     # The slowest was put first, as where the faster ones cannot be built: it is not called fastest.
-    assert "included: of the 4 candidates that were estimated, the fastest, " in text
+    assert "ahead: of the 4 candidates that were estimated, the fastest, " in text
     assert ", was rejected (rank 1: " in text

@@ -29,6 +29,7 @@ from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.workloads.suites import Layer, suite
 from tests.features import needs
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
 VTA = "vta_1x16x16"
 VNNI = load_hardware_spec("avx512_vnni")
@@ -228,6 +229,7 @@ def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
     assert [name for name in summary if f"`{name}`" not in page] == []
 
 
+@needs_compiler
 def test_an_emulated_target_has_estimates_and_no_latency(tmp_path: Path) -> None:
     table = tmp_path / "layers.csv"
     table.write_text("layer\ngemm m=9 n=17 k=33\n", encoding="utf-8")
