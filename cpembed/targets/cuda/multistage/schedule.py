@@ -14,7 +14,7 @@ from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.multistage.offsets import check_offsets
 from cpembed.targets.cuda.multistage.registers import (
     MAX_REGISTERS,
-    most_registers,
+    may_spill,
     registers,
 )
 from cpembed.targets.cuda.multistage.separation import Separation, separation_of
@@ -349,10 +349,10 @@ def check(plan: Plan, shared_bytes: int) -> None:
         raise LoweringError(
             f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"
         )
-    if most_registers(plan) > MAX_REGISTERS:
+    if may_spill(plan):
         raise LoweringError(
-            f"{schedule}: up to {most_registers(plan)} registers of {MAX_REGISTERS}: take smaller "
-            "tiles of a warp or an even depth"
+            f"{schedule}: about {plan.registers} registers of {MAX_REGISTERS}: take smaller tiles "
+            "of a warp or an even depth"
         )
     if product.tiles[0] > MAX_BATCH:
         raise LoweringError(f"a batch of {product.tiles[0]:,}: a grid has {MAX_BATCH:,} in a row")
