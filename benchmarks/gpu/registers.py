@@ -185,6 +185,7 @@ def compute(number: int) -> dict[str, Any]:
         "words": words,
         "schedule": str(plan.schedule),
         "estimated": plan.registers,
+        "copies_in_loop": is_fed or cast(Plan, plan).copying > 1,
         "most": plan.most_registers if is_fed else most_registers(cast(Plan, plan)),
         "registers": {name: count for name, (count, _) in reports.items()},
         "local_bytes": {name: size for name, (_, size) in reports.items()},

@@ -29,8 +29,9 @@ MULTIPROCESSOR_REGISTERS = 65_536
 MULTIPROCESSOR_THREADS = 1536
 """Maximum number of threads of a multiprocessor of sm_86, sm_89 and sm_120, the least of all."""
 
-MULTIPROCESSOR_BLOCKS = 16
-"""Maximum number of blocks of a multiprocessor of sm_86, the least of all. ptxas warns of more."""
+MULTIPROCESSOR_BLOCKS = 24
+"""Maximum number of blocks of a multiprocessor of sm_89 and sm_120, the least of the architectures
+that are described. ptxas warns of more, and ignores them."""
 
 PLACE_REGISTERS = 2
 """Number of registers for a place in shared memory: before the loop, and in the stage that is read.
