@@ -87,6 +87,9 @@ def kernels(
     product = lower(program, spec, epilogue)
     layouts = (len(product.first) - 1, 0) if number % 2 else (0, 0)
     plan = Plan(product, replace(schedule, layouts=layouts))
+    if any(tile.transposed and tile.chunks & (tile.chunks - 1) for tile in plan.shared_tiles):
+        # Rows that are transposed when they are loaded are a power of two of chunks.
+        plan = Plan(product, replace(plan.schedule, tile=(plan.schedule.tile[0], 2)))
     check(plan, SHARED_BYTES)
     return CudaKernels(plan, cuda_text(plan, "sm_80"))
 
