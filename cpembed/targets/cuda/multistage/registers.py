@@ -24,6 +24,9 @@ SPILL_ESTIMATE = 256
 """Estimated registers beyond which ptxas was seen to spill with 255: in 8 of 78 kernels of the
 largest tiles, for three architectures, and in none of 102 up to here."""
 
+LEAST_BOUND = 128
+"""Number of registers that launch bounds leave to a thread at least."""
+
 MULTIPROCESSOR_REGISTERS = 65_536
 
 MULTIPROCESSOR_THREADS = 1536
@@ -115,6 +118,13 @@ def product_registers(
 def most_registers(plan: Plan) -> int:
     """Return the number of registers of a thread with which no kernel was seen to spill."""
     return plan.registers + REGISTER_MARGIN + PAIR_MARGIN * (plan.schedule.depth % 2)
+
+
+def launch_blocks(plan: Plan) -> int:
+    """Return the number of blocks that launch bounds name."""
+    # Bounds leave room: estimates of gathers with many stages may be half of what is needed.
+    count = max(most_registers(plan), LEAST_BOUND)
+    return resident_blocks(count, plan.schedule.threads)
 
 
 def may_spill(plan: Plan) -> bool:
