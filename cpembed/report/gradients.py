@@ -33,7 +33,10 @@ def gradient_report(result: GradientRun) -> Iterator[Block]:
         [
             ("gradient", f"{phases} in one tensor of {shape}, one kernel after the other"),
             ("target", result.target.name),
-            ("estimated", f"{result.estimated_us:.3g} us, packing included"),
+            (
+                "estimated",
+                f"{result.estimated_us:.3g} us, packing included, but for what is packed ahead",
+            ),
             ("verified", f"yes, {result.provenance}, {accuracy} (seed {result.seed})"),
         ]
     )

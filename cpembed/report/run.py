@@ -288,8 +288,8 @@ def _expectation_rows(result: RunResult) -> list[Row]:
     ratio = expected.ratio
     # A ratio below 1 reads better as a fraction: 1/3.2 of the estimate.
     off = f"{ratio:.1f} times as long as" if ratio > 1 else f"1/{1 / ratio:.1f} of"
-    included = "packing and unpacking included, " if expected.unit == "us" else ""
-    text = f"{measured}, {included}{off} the {estimated} by estimate"
+    included = _counted_packing(result.candidate.program) if expected.unit == "us" else ""
+    text = f"{measured}{included}, {off} the {estimated} by estimate"
     return [("unexpected", f"{text}; perhaps {'; or '.join(expected.reasons)}")]
 
 

@@ -81,7 +81,7 @@ def unexpected(result: RunResult) -> list[str]:
 def test_a_run_says_what_was_expected_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "calibration", default_calibration)
     (line,) = unexpected(ran(9.0))
-    assert "packing and unpacking included, 9.0 times as long as the " in line
+    assert "packing and unpacking included, but for B, which is packed ahead, 9.0 times as" in line
     assert "published figures of another machine: run `cpembed calibrate`" in line
     assert ran(9.0).to_json()["expectation"]["off"]
     (line,) = unexpected(ran(1 / 4))

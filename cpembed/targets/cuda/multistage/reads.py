@@ -49,7 +49,7 @@ class CopyReads:
 
 
 @dataclass(frozen=True)
-class CopiedTile:
+class StagedTile:
     """A factor with the tile of it that threads copy in a stage."""
 
     product: TiledProduct
@@ -145,8 +145,8 @@ def loaded(plan: Plan) -> tuple[int, int]:
     total = np.zeros(2, np.int64)
     for number, (blocks, times) in enumerate(((rows, columns), (columns, rows))):
         tile = plan.shared_tiles[number]
-        copied = CopiedTile(plan.product, number, plan.operand(number), tile)
-        reads = copied.reads(*map(np.arange, (batch, blocks, splits * plan.steps)))
+        staged = StagedTile(plan.product, number, plan.operand(number), tile)
+        reads = staged.reads(*map(np.arange, (batch, blocks, splits * plan.steps)))
         total += times * np.array([reads.vectors * tile.width, reads.sectors], np.int64)
     return int(total[0]), int(total[1])
 
@@ -168,12 +168,12 @@ def mean_reads(product: TiledProduct, number: int, layout: int, tile: SharedTile
     key = number, layout, tile
     if key not in cache:
         operand = (product.first, product.second)[number][layout]
-        copied = CopiedTile(product, number, operand, tile)
-        across, along = copied.sizes
+        staged = StagedTile(product, number, operand, tile)
+        across, along = staged.sizes
         batch = _sampled(product.tiles[0], 2)
         block = _sampled(-(-product.tiles[1 + number] // across), SAMPLED_BLOCKS)
         stage = _sampled(-(-product.tiles[3] // along), SAMPLED_STAGES)
-        reads, count = copied.reads(batch, block, stage), batch.size * block.size * stage.size
+        reads, count = staged.reads(batch, block, stage), batch.size * block.size * stage.size
         cache[key] = CopyReads(*(value / count for value in astuple(reads)))
     return cache[key]
 

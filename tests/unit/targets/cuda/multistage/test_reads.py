@@ -15,7 +15,7 @@ from cpembed.targets.cuda.multistage.reads import (
     LINE_SECTORS,
     SAMPLED_BLOCKS,
     SAMPLED_STAGES,
-    CopiedTile,
+    StagedTile,
     loaded,
     mean_reads,
 )
@@ -57,8 +57,8 @@ def gathered(plan: SpecializedPlan) -> tuple[int, int]:
     for number, (blocks, times) in enumerate(((rows, columns), (columns, rows))):
         if plan.schedule.loads[number] == "threads":
             tile = copied_tile(plan, number)
-            copied = CopiedTile(plan.product, number, plan.operand(number), tile)
-            reads = copied.reads(*map(np.arange, (batch, blocks, plan.steps)))
+            staged = StagedTile(plan.product, number, plan.operand(number), tile)
+            reads = staged.reads(*map(np.arange, (batch, blocks, plan.steps)))
             total += times * np.array([reads.vectors * tile.width, reads.sectors], np.int64)
     return int(total[0]), int(total[1])
 
@@ -91,6 +91,6 @@ def test_means_are_of_all_stages_where_they_are_few(seed: int) -> None:
         assert mean.distinct <= mean.sectors <= tile.copies
         assert mean.sectors / LINE_SECTORS <= mean.lines <= mean.sectors
         if batch <= 2 and blocks <= SAMPLED_BLOCKS and stages <= SAMPLED_STAGES:
-            copied = CopiedTile(plan.product, number, plan.operand(number), tile)
-            reads = copied.reads(*map(np.arange, (batch, blocks, stages)))
+            staged = StagedTile(plan.product, number, plan.operand(number), tile)
+            reads = staged.reads(*map(np.arange, (batch, blocks, stages)))
             assert mean.sectors * batch * blocks * stages == pytest.approx(reads.sectors)
