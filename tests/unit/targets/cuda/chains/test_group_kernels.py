@@ -105,8 +105,9 @@ def test_nvcc_compiles_kernels_without_a_warning(seed: int, tmp_path: Path) -> N
     warnings = [line for line in done.stderr.splitlines() if "warning #" in line]
     unused = [line for line in warnings if "was declared but never referenced" in line]
     assert warnings == unused, (words, plan.schedule)
-    # C7508, C7510 and their like: registers that are not passed on, products that wait. Those of a
-    # single chunk have nothing to overlap with.
-    if plan.chunks > 1:
+    # C7508, C7510 and their like: registers that are not passed on, products that wait. Of a single
+    # chunk that masks by position and by length ptxas reports C7511, by any number of registers;
+    # its products have nothing to overlap with.
+    if plan.chunks > 1 or not {"causal", "lengths"} <= set(words.split()):
         assert "Potential Performance Loss" not in done.stderr, (words, plan.schedule)
     assert not re.search(r"[1-9]\d* bytes (stack|spill)", done.stderr), (words, plan.schedule)
