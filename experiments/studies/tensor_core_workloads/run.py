@@ -174,7 +174,9 @@ def compute(key: str) -> Row:
     """Compile a row's kernels for all machines, and emulate a small version of each."""
     words = words_of(key)
     small = words if key.startswith("random:") else small_words(words)
-    row: Row = {"words": words, "small": small, "kernels": {}}
+    row: Row = {"words": words, "kernels": {}}
+    if small != words:
+        row["small"] = small
     emulated: dict[tuple[str, str, str], dict[str, Any]] = {}
     for variant in variants(key, KEYS.index(key)):
         try:
@@ -210,7 +212,8 @@ def emulate(variant: Variant, words: str, schedule: Any, ranked: RankedCandidate
     words : str
         The small version.
     schedule : Any
-        The kernel's schedule, which the small version has if it fits, else its own best.
+        The kernel's schedule, which the small version has if it fits, else its own best, whose
+        words are part of the result.
     ranked : RankedCandidate
         The kernel's embedding: the small version has the first one with the same axes, if any.
     """
@@ -228,9 +231,10 @@ def emulate(variant: Variant, words: str, schedule: Any, ranked: RankedCandidate
         space.scored(schedule)
         artifact = target.build(lowered, schedule)
     except LoweringError:
-        schedule = space.best().schedule
-        artifact = target.build(lowered, schedule)
-    return {"schedule": str(schedule), **compared(artifact, computation)}
+        other = space.best().schedule
+        artifact = target.build(lowered, other)
+        return {"schedule": str(other), **compared(artifact, computation)}
+    return compared(artifact, computation)
 
 
 def compared(artifact: CudaKernels, computation: Computation) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from cpembed.targets.cuda.epilogue import (
 from cpembed.targets.cuda.fragment_products import FragmentProducts, WmmaProducts
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.multistage.copies import factor_copies
-from cpembed.targets.cuda.multistage.registers import launch_blocks
+from cpembed.targets.cuda.multistage.registers import most_registers, resident_blocks
 from cpembed.targets.cuda.multistage.schedule import Plan
 from cpembed.targets.cuda.results import write_results
 from cpembed.targets.cuda.writer import (
@@ -82,7 +82,8 @@ def _write_thread_nest(writer: Writer, plan: Plan) -> None:
             outputs = output_parameters(plan.product).values()
             written = [f"{name}[0 : {elements}]" for name, _ in outputs]
         script.line(f"T.writes({', '.join(written)})")
-        blocks = launch_blocks(plan)
+        # Without a loop ptxas computes the addresses of all stages at once, and bounds make it spill.
+        blocks = resident_blocks(most_registers(plan), threads) if plan.copying > 1 else 1
         script.line(f'T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", {blocks})')
         _ProductBody(writer, plan).write()
 

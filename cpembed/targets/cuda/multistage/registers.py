@@ -24,9 +24,6 @@ SPILL_ESTIMATE = 256
 """Estimated registers beyond which ptxas was seen to spill with 255: in 8 of 78 kernels of the
 largest tiles, for three architectures, and in none of 102 up to here."""
 
-LEAST_BOUND = 128
-"""Number of registers that launch bounds leave to a thread at least."""
-
 MULTIPROCESSOR_REGISTERS = 65_536
 
 MULTIPROCESSOR_THREADS = 1536
@@ -67,9 +64,12 @@ def registers(plan: Plan) -> int:
     total = product_registers(
         plan.product.instruction, schedule.tile, schedule.depth, plan.shared_tiles, sets
     )
+    copies = LOOP_REGISTERS + sum(_copy_registers(plan, number) for number in range(2))
     if plan.copying > 1:
-        total += LOOP_REGISTERS + sum(_copy_registers(plan, number) for number in range(2))
+        total += copies
         total += TURN_REGISTERS if plan.ring_turns else PAIR_REGISTERS * (schedule.depth % 2)
+    # Copies before the loop are all issued before the first fragment is loaded.
+    total = max(total, THREAD_REGISTERS + copies)
     return -(-total // 8) * 8
 
 
@@ -118,13 +118,6 @@ def product_registers(
 def most_registers(plan: Plan) -> int:
     """Return the number of registers of a thread with which no kernel was seen to spill."""
     return plan.registers + REGISTER_MARGIN + PAIR_MARGIN * (plan.schedule.depth % 2)
-
-
-def launch_blocks(plan: Plan) -> int:
-    """Return the number of blocks that launch bounds name."""
-    # Bounds leave room: estimates of gathers with many stages may be half of what is needed.
-    count = max(most_registers(plan), LEAST_BOUND)
-    return resident_blocks(count, plan.schedule.threads)
 
 
 def may_spill(plan: Plan) -> bool:
