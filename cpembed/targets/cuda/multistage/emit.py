@@ -82,7 +82,7 @@ def _write_thread_nest(writer: Writer, plan: Plan) -> None:
             outputs = output_parameters(plan.product).values()
             written = [f"{name}[0 : {elements}]" for name, _ in outputs]
         script.line(f"T.writes({', '.join(written)})")
-        # Without a loop ptxas computes the addresses of all stages at once, and bounds make it spill.
+        # Without a loop ptxas computes the addresses of all stages at once; bounds make it spill.
         blocks = resident_blocks(most_registers(plan), threads) if plan.copying > 1 else 1
         script.line(f'T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", {blocks})')
         _ProductBody(writer, plan).write()
