@@ -27,6 +27,7 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import row_major_strides
 
 Scaling = dict[str, Callable[[Array, Array], str]]
@@ -113,7 +114,7 @@ class Emitter(ABC):
         if dtype == "bool":
             expression = differ(X, 0)
         else:
-            expression = truncated(X) if is_float(current) and not is_float(dtype) else X
+            expression = truncated(X) if is_integer(dtype) and not is_integer(current) else X
         return self.elementwise(expression, tensor, dtype=dtype)
 
     def channels(self, vector: str, rank: int) -> str:
@@ -277,8 +278,3 @@ def numbers_beside(axis: int, index_shape: Sequence[int], shape: Sequence[int]) 
         if k != axis:
             numbers += coordinates * row_major_strides(shape)[k]
     return numbers
-
-
-def is_float(dtype: str) -> bool:
-    """Return True for an element type of floats, whose names numpy does not all know."""
-    return dtype == "bfloat16" or np.dtype(dtype).kind == "f"

@@ -19,7 +19,7 @@ from cpembed.graph.kinds import Attention
 from cpembed.network.operator_costs import estimate_copy_us
 from cpembed.network.operators.attention_softmax import ROW_GROUP
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
-from cpembed.network.operators.nest import PlacedTensor
+from cpembed.network.operators.nest import Tensors
 from cpembed.network.operators.operation_counts import WIDTH, function_operations, text_operations
 from cpembed.network.operators.work import SHORTENED, vector_steps
 from cpembed.network.product_kernels import ProductKernel
@@ -82,8 +82,8 @@ class AttentionCosts:
         self,
         products: Sequence[ProductKernel],
         recorded: Sequence[TileProduct],
-        inputs: Sequence[PlacedTensor],
-        outputs: Sequence[PlacedTensor],
+        inputs: Tensors,
+        outputs: Tensors,
     ) -> float:
         """Return the time of the whole attention on all threads.
 
@@ -110,7 +110,7 @@ class AttentionCosts:
         least = self._moved_us(inputs, outputs)
         return packed + launched_us(tiles, self.threads, times, busy_us, least)
 
-    def _moved_us(self, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]) -> float:
+    def _moved_us(self, inputs: Tensors, outputs: Tensors) -> float:
         """Return the time in which one core reads the inputs, from the cache that holds them."""
         size = sum(tensor.bytes for tensor in (*inputs, *outputs))
         level = next(

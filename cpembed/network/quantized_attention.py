@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +16,7 @@ from cpembed.network.attention_costs import launched_us, tile_us
 from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
 from cpembed.network.operators.attention_tiles import Tiles
 from cpembed.network.operators.emission import Operands
-from cpembed.network.operators.nest import PlacedTensor
+from cpembed.network.operators.nest import PlacedTensor, Tensors
 from cpembed.network.operators.operation_counts import expression_operations, text_operations
 from cpembed.network.operators.quantized_attention import (
     Broadcast,
@@ -184,9 +183,7 @@ class QuantizedAttentionChoice:
         scores, result = (Broadcast(_letters(product, letters)) for product, letters in pairs)
         return Broadcasts(scores, result)
 
-    def kernel(
-        self, target: AnyTarget, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-    ) -> AttentionKernel:
+    def kernel(self, target: AnyTarget, inputs: Tensors, outputs: Tensors) -> AttentionKernel:
         """Return the kernel on row-major tensors.
 
         Parameters

@@ -173,10 +173,10 @@ def _scan(call: Call) -> Sequence[str]:
     scans = call.integer("num_scan_inputs", 0)
     initial, scanned = inputs[: len(inputs) - scans], inputs[len(inputs) - scans :]
     results = len(body.outputs) - len(initial)
-    axes = call.list_of("scan_input_axes", (0,) * scans) or ()
-    backwards = call.list_of("scan_input_directions", (0,) * scans) or ()
-    result_axes = call.list_of("scan_output_axes", (0,) * results) or ()
-    result_backwards = call.list_of("scan_output_directions", (0,) * results) or ()
+    axes = call.list_of("scan_input_axes", (0,) * scans)
+    backwards = call.list_of("scan_input_directions", (0,) * scans)
+    result_axes = call.list_of("scan_output_axes", (0,) * results)
+    result_backwards = call.list_of("scan_output_directions", (0,) * results)
     counts = (len(axes), len(backwards), len(result_axes), len(result_backwards))
     if not scans or counts != (scans, scans, results, results):
         call.reject("it has axes or directions for other inputs than it scans: the file is damaged")

@@ -13,7 +13,6 @@ from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.frontends.onnx.operators.indices import CUT_OR_RUN
 from cpembed.frontends.onnx.operators.products import pooling_window, window_of
-from cpembed.frontends.products import Window
 from cpembed.frontends.sampling import (
     Regions,
     conjugated,
@@ -64,14 +63,8 @@ def _deform_conv(call: Call) -> str:
         call.reject(f"kernel_shape is not that of the weights, {list(taps)}")
     window = window_of(call, taps, call.shape(image)[2:])
     shape, count = call.shape(weights), math.prod(taps)
-    columns = deformed_columns(
-        call,
-        image,
-        offsets,
-        call.optional(4),
-        (taps, window.strides, window.dilations, window.before),
-        call.integer("offset_group", 1),
-    )
+    offset_groups = call.integer("offset_group", 1)
+    columns = deformed_columns(call, image, offsets, call.optional(4), window, offset_groups)
     n, c, _, points = call.shape(columns)
     # A product for each group of channels.
     rows = call.reshaped(weights, (groups, shape[0] // groups, shape[1] * count))
@@ -85,12 +78,10 @@ def _deform_conv(call: Call) -> str:
 
 def _max_unpool(call: Call) -> str:
     n, c, *image = call.type().shape
-    taps = call.list_of("kernel_shape") or ()
-    axes = len(image)
-    strides = call.list_of("strides", (1,) * axes) or ()
-    pads = call.list_of("pads", (0,) * 2 * axes) or ()
+    window, axes = window_of(call, call.list_of("kernel_shape"), image), len(image)
     sizes = [
-        (size - 1) * strides[k] + taps[k] - pads[k] - pads[k + axes] for k, size in enumerate(image)
+        (size - 1) * window.strides[k] + window.taps[k] - window.before[k] - window.after[k]
+        for k, size in enumerate(image)
     ]
     # Numbers count over the tensor of those sizes, whatever the output's shape is.
     pixels, channels = math.prod(sizes), n * c
@@ -140,17 +131,7 @@ def _root(x: Scalar, p: float) -> Scalar:
 
 def _col2im(call: Call) -> str:
     sizes, taps = call.integers(1, "the image's shape"), call.integers(2, "the block's shape")
-    axes = len(sizes)
-    strides = call.list_of("strides", (1,) * axes) or ()
-    dilations = call.list_of("dilations", (1,) * axes) or ()
-    pads = call.list_of("pads", (0,) * 2 * axes) or ()
-    window = Window(taps=taps, strides=strides, dilations=dilations, before=pads[:axes],
-                    after=pads[axes:])  # fmt: skip
-    counts = [
-        (size + window.before[k] + window.after[k] - window.reach(k)) // strides[k] + 1
-        for k, size in enumerate(sizes)
-    ]
-    return overlapped(call, call.input(), sizes, window, counts)
+    return overlapped(call, call.input(), sizes, window_of(call, taps, sizes))
 
 
 # -- Fourier transforms ---------------------------------------------------------------------------

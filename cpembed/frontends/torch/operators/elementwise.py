@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from cpembed.frontends import expressions as e
-from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, div, function, mul
 from cpembed.frontends.torch.call import Call, Handler, Results, table
 from cpembed.graph.kinds import (
@@ -20,6 +19,7 @@ from cpembed.graph.kinds import (
     Scalar,
 )
 from cpembed.graph.kinds.elementwise import computing_dtype
+from cpembed.ir.dtypes import is_integer, size_bytes
 from cpembed.ir.scalars import apply
 
 Unary = Callable[[Scalar], Scalar]
@@ -117,15 +117,15 @@ def _floor_quotient_of_integers(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _floor_divide(call: Call) -> Results:
-    floats = is_float(call.result.dtype)
-    return _binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
+    integers = is_integer(call.result.dtype)
+    return _binary(_floor_quotient_of_integers if integers else _floor_quotient)(call)
 
 
 def _divide(call: Call) -> Results:
     rounding = call.get("rounding_mode")
     if rounding == "floor":
         return _floor_divide(call)
-    if rounding is None or not is_float(call.result.dtype):
+    if rounding is None or is_integer(call.result.dtype):
         # A division of integers rounds towards zero.
         return _binary(div)(call)
     return _binary(lambda a, b: e.truncated(div(a, b)))(call)
@@ -141,7 +141,7 @@ _POWERS: Mapping[float, Unary] = {
 
 def _power(call: Call) -> Results:
     exponent, result = call["exponent"], call.result.dtype
-    if not is_float(result):
+    if is_integer(result):
         value = call.value(exponent) if isinstance(exponent, str) else np.asarray(exponent)
         if value is None or (value < 0).any():
             call.reject("a power of integers whose exponent may be below 0: use floats")
@@ -246,14 +246,14 @@ def _promoted(call: Call, *values: Any) -> str:
     tensors = [value for value in values if isinstance(value, str)]
     ranked = [t for t in tensors if call.shape(t) != ()] or tensors
     dtypes = [call.dtype(t) for t in ranked]
-    floats = [d for d in dtypes if is_float(d)]
+    floats = [d for d in dtypes if not is_integer(d)]
     if not floats and any(isinstance(v, float) for v in values):
         return "float32"
     if not floats:
-        scalar_floats = [d for d in map(call.dtype, tensors) if is_float(d)]
+        scalar_floats = [d for d in map(call.dtype, tensors) if not is_integer(d)]
         if scalar_floats:
             return scalar_floats[0]
-    return max(floats or dtypes, key=lambda d: 2 if d == "bfloat16" else np.dtype(d).itemsize)
+    return max(floats or dtypes, key=size_bytes)
 
 
 def _comparison(call: Call, expression: Binary) -> str:
@@ -296,7 +296,7 @@ def _has_sign(x: Scalar) -> Scalar:
 
 def _sign_bit(call: Call) -> str:
     x = call["self"]
-    return _write(call, call.dtype(x), _has_sign if is_float(call.dtype(x)) else _is_negative, x)
+    return _write(call, call.dtype(x), _is_negative if is_integer(call.dtype(x)) else _has_sign, x)
 
 
 def _is_negative(x: Scalar) -> Scalar:
@@ -366,7 +366,7 @@ def _masked_fill(call: Call) -> str:
 def _float_test(call: Call, expression: Unary) -> str:
     """Emit a test for NaN or infinity, which integers never pass."""
     x, shape = call["self"], call.result.shape
-    if is_float(call.dtype(x)):
+    if not is_integer(call.dtype(x)):
         return _write(call, call.dtype(x), expression, x)
     return call.expanded(call.tensor(np.zeros((1,) * len(shape), np.bool_)), shape)
 
