@@ -92,6 +92,18 @@ class Emitter(ABC):
         order = tuple(order)
         return tensor if order == tuple(range(len(order))) else self.emit(Transpose(order), tensor)
 
+    def moved(self, tensor: str, source: int, target: int) -> str:
+        """Move an axis to another place; each is counted from the front, or from the end."""
+        order = [*range(len(self.shape(tensor)))]
+        target %= len(order)
+        order.insert(target, order.pop(source))
+        return self.transposed(tensor, order)
+
+    def windows(self, x: str, axis: int, size: int, step: int) -> str:
+        """Gather the windows of an axis: an axis of them and one of their elements replace it."""
+        starts = np.arange((self.shape(x)[axis] - size) // step + 1) * step
+        return self.emit(Gather(axis), x, self.tensor(starts[:, None] + np.arange(size)))
+
     def expanded(self, tensor: str, shape: Sequence[int]) -> str:
         shape = tuple(shape)
         return tensor if shape == self.shape(tensor) else self.emit(Expand(shape), tensor)

@@ -152,7 +152,7 @@ def sampled(
     """
     n, c, *sizes = call.shape(image)
     dtype = call.dtype(image)
-    rows = call.transposed(image, (0, *range(2, 2 + len(sizes)), 1))
+    rows = call.moved(image, 1, -1)
     rows = call.reshaped(rows, (n * math.prod(sizes), c))
     tensors: list[str] = []
     terms: list[Scalar] = []
@@ -366,11 +366,8 @@ def along_axis(call: Composites, x: str, axis: int, matrix: Array) -> str:
         Axis of the lines.
     matrix : ndarray
     """
-    rank = len(call.shape(x))
-    order = [*(k for k in range(rank) if k != axis), axis]
     columns = call.tensor(np.ascontiguousarray(matrix.T).astype(call.dtype(x)))
-    product = call.matmul(call.transposed(x, order), columns)
-    return call.transposed(product, [order.index(k) for k in range(rank)])
+    return call.moved(call.matmul(call.moved(x, axis, -1), columns), -1, axis)
 
 
 LARGEST_FACTOR = 128

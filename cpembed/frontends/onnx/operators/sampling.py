@@ -21,7 +21,7 @@ from cpembed.frontends.sampling import (
     grid_sampled,
     region_aligned,
 )
-from cpembed.graph.kinds import Gather, Reduce, Scalar
+from cpembed.graph.kinds import Reduce, Scalar
 from cpembed.graph.kinds.base import Array, axis_of
 from cpembed.ir.scalars import apply
 
@@ -185,16 +185,15 @@ def _stft(call: Call) -> str:
     if step < 1 or not 0 < size <= shape[1]:
         raise WorkloadError(f"frames of {size} every {step} of a signal of {shape[1]}")
     batches, parts = shape[0], shape[2] if call.rank() > 2 else 1
-    starts = np.arange((shape[1] - size) // step + 1) * step
-    index = starts[:, None] + np.arange(size)[None]
-    frames = call.emit(Gather(1), call.reshaped(signal, (*shape[:2], parts)), call.tensor(index))
+    frames = call.windows(call.reshaped(signal, (*shape[:2], parts)), 1, size, step)
+    count = call.shape(frames)[1]
     if window is not None:
         frames = call.elementwise(mul(X, Y), frames, call.reshaped(window, (size, 1)))
-    frames = call.reshaped(frames, (batches * len(starts), size, parts))
+    frames = call.reshaped(frames, (batches * count, size, parts))
     result = fourier(call, _complex(call, frames))
     if call.flag("onesided", True):
         result = call.part(result, 1, 0, size // 2 + 1)
-    return call.reshaped(result, (batches, len(starts), *call.shape(result)[1:]))
+    return call.reshaped(result, (batches, count, *call.shape(result)[1:]))
 
 
 def _mel_weights(call: Call) -> str:

@@ -90,21 +90,10 @@ def _reversed_sub(call: Call) -> Results:
     return _binary(lambda a, b: e.sub(b, _times(a, alpha)))(call)
 
 
-def _have_other_signs(a: Scalar, b: Scalar) -> Scalar:
-    return e.differ(e.less(a, 0), e.less(b, 0))
-
-
-def _remainder(a: Scalar, b: Scalar) -> Scalar:
-    """Return the exact remainder of a floored division, which has the sign of the divisor."""
-    rest = apply("rem", a, b)
-    is_moved = apply("and", e.differ(rest, 0), _have_other_signs(rest, b))
-    return e.where(is_moved, e.add(rest, b), rest)
-
-
 def _floor_quotient(a: Scalar, b: Scalar) -> Scalar:
     """Return a floored quotient of floats as PyTorch computes it."""
     # The remainder is subtracted first, so that the quotient is next to an integer.
-    near = div(e.sub(a, _remainder(a, b)), b)
+    near = div(e.sub(a, e.remainder(a, b)), b)
     low = apply("floor", near)
     rounded = e.where(e.less(0.5, e.sub(near, low)), e.add(low, 1), low)
     return e.where(e.equal(b, 0), div(a, b), rounded)
@@ -112,7 +101,7 @@ def _floor_quotient(a: Scalar, b: Scalar) -> Scalar:
 
 def _floor_quotient_of_integers(a: Scalar, b: Scalar) -> Scalar:
     quotient, is_rounded = div(a, b), e.differ(apply("rem", a, b), 0)
-    is_moved = apply("and", is_rounded, _have_other_signs(a, b))
+    is_moved = apply("and", is_rounded, e.have_other_signs(a, b))
     return e.where(is_moved, e.sub(quotient, 1), quotient)
 
 
@@ -372,9 +361,8 @@ def _float_test(call: Call, expression: Unary) -> str:
 
 
 _UNARY: Mapping[str, Unary] = {
-    **{name: function(name) for name in e.PLAIN},
+    **e.UNARY,
     "rsqrt": lambda x: div(1.0, apply("sqrt", x)),
-    "reciprocal": lambda x: div(1.0, x),
     "square": lambda x: mul(x, x),
     "sign": e.sign,
     "trunc": e.truncated,
@@ -383,20 +371,9 @@ _UNARY: Mapping[str, Unary] = {
     "exp2": lambda x: apply("exp", mul(x, math.log(2))),
     "log2": lambda x: mul(apply("log", x), 1 / math.log(2)),
     "log10": lambda x: mul(apply("log", x), 1 / math.log(10)),
-    "tan": lambda x: div(apply("sin", x), apply("cos", x)),
-    "asin": e.arc_sine,
-    "acos": e.arc_cosine,
-    "atan": function("atan"),
-    "asinh": e.inverse_sinh,
-    "acosh": e.inverse_cosh,
-    "atanh": e.inverse_tanh,
-    "sinh": e.sinh,
-    "cosh": e.cosh,
     "erfc": lambda x: e.sub(1.0, apply("erf", x)),
-    "relu": e.relu,
     "relu6": lambda x: e.clip(x, 0, 6),
     "silu": e.silu,
-    "mish": e.mish,
     "selu": e.selu,
     "log_sigmoid": lambda x: apply("neg", e.softplus(apply("neg", x))),
     "hardswish": lambda x: div(mul(x, _relu6(x)), 6.0),
@@ -426,7 +403,7 @@ HANDLERS: Mapping[str, Handler] = table(
         "rsub.Tensor|Scalar": _reversed_sub,
         "mul.Tensor|Scalar": _binary(mul),
         "div.Tensor|Scalar|Tensor_mode|Scalar_mode": _divide,
-        "remainder.Tensor|Scalar": _binary(_remainder),
+        "remainder.Tensor|Scalar": _binary(e.remainder),
         "fmod.Tensor|Scalar": _binary(function("rem")),
         "floor_divide.default|Scalar": _floor_divide,
         "pow.Tensor_Scalar|Tensor_Tensor": _power,

@@ -277,12 +277,8 @@ def _rows(call: Call, *, reduce: str | None = None) -> Results:
     if name and call.get("include_self") is False:
         x = _without_itself(call, x, spread, source, axis, _REDUCTIONS[name])
     operation = _REDUCTIONS[name] if name else "set"
-    order = [axis, *(k for k in range(len(shape)) if k != axis)]
-    back = [order.index(k) for k in range(len(shape))]
-    result = scattered_rows(
-        call, call.transposed(x, order), index, call.transposed(source, order), operation
-    )
-    result = call.transposed(result, back)
+    lines, updates = call.moved(x, axis, 0), call.moved(source, axis, 0)
+    result = call.moved(scattered_rows(call, lines, index, updates, operation), 0, axis)
     if name == "mean":
         result = _mean(call, result, spread, source, axis, call["include_self"])
     return _shaped(call, result)
@@ -367,12 +363,7 @@ def _unfold(call: Call) -> Results:
     x = _as_line(call, call["self"])
     axis = call.axis(x, call["dimension"])
     size, step = int(call["size"]), int(call["step"])
-    starts = np.arange((call.shape(x)[axis] - size) // step + 1) * step
-    index = starts[:, None] + np.arange(size)[None]
-    windows = call.emit(Gather(axis), x, call.tensor(index))
-    rank = len(call.shape(windows))
-    order = [*(k for k in range(rank) if k != axis + 1), axis + 1]
-    return _shaped(call, call.transposed(windows, order))
+    return _shaped(call, call.moved(call.windows(x, axis, size, step), axis + 1, -1))
 
 
 def _embedding_bag(call: Call) -> Results:
