@@ -16,6 +16,7 @@ from cpembed.targets.cuda.writer import (
     quotient,
     register_pointer,
     remainder,
+    thread_nest,
 )
 
 PACKING_THREADS = 256
@@ -76,18 +77,12 @@ def gathering_kernel(
         buffer(name, elements, layout.dtype),
     ]
     script.line(HEADER)
+    numbers = {"group": ("blockIdx.x", blocks), "thread": ("threadIdx.x", PACKING_THREADS)}
+    reads, writes = {f"{name}_original": original}, {name: elements}
     with (
         script.nested(f"def main({', '.join(declared)}):"),
-        script.nested(
-            f'for bx in T.thread_binding({blocks}, thread="blockIdx.x"):',
-            f'for tx in T.thread_binding({PACKING_THREADS}, thread="threadIdx.x"):',
-            'with T.sblock("packing"):',
-        ),
+        thread_nest(script, "packing", numbers, reads, writes),
     ):
-        script.line(f"group = T.axis.spatial({blocks}, bx)")
-        script.line(f"thread = T.axis.spatial({PACKING_THREADS}, tx)")
-        script.line(f"T.reads({name}_original[0 : {original}])")
-        script.line(f"T.writes({name}[0 : {elements}])")
         script.line(f"number = group * {PACKING_THREADS} + thread")
         conditions, address = locate(writer)
         script.lines(guarded_place([f"number < {elements}", *conditions], address))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cpembed.codegen.plan import Script
@@ -46,6 +47,40 @@ class Writer:
 
     def warp_barrier(self) -> None:
         self.script.line("T.evaluate(T.cuda.warp_sync())")
+
+
+@contextmanager
+def thread_nest(
+    script: Script,
+    name: str,
+    numbers: Mapping[str, tuple[str, int]],
+    reads: Mapping[str, int],
+    writes: Mapping[str, int],
+) -> Generator[None]:
+    """Write the numbers of a kernel's blocks and threads around the statements of a thread.
+
+    Parameters
+    ----------
+    script : Script
+        Text of the kernel.
+    name : str
+        Name of the statements.
+    numbers : mapping of str to tuple of str and int
+        CUDA's name of a number, ``blockIdx.x`` for instance, and how many there are, by variable.
+    reads, writes : mapping of str to int
+        Number of elements of each buffer that is read or written.
+    """
+    loops = {tag: tag[0] + tag[-1] for tag, _ in numbers.values()}
+    with script.nested(
+        *(f'for {loops[t]} in T.thread_binding({n}, thread="{t}"):' for t, n in numbers.values()),
+        f'with T.sblock("{name}"):',
+    ):
+        for variable, (tag, extent) in numbers.items():
+            script.line(f"{variable} = T.axis.spatial({extent}, {loops[tag]})")
+        for access, buffers in (("reads", reads), ("writes", writes)):
+            regions = ", ".join(f"{each}[0 : {elements}]" for each, elements in buffers.items())
+            script.line(f"T.{access}({regions})")
+        yield
 
 
 def register_pointer(name: str, offset: str) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cpembed.codegen.plan import HEADER, buffer
+from cpembed.codegen.plan import buffer
 from cpembed.codegen.pointwise import epilogue_of
 from cpembed.codegen.values import literal
 from cpembed.errors import LoweringError
@@ -37,7 +37,7 @@ from cpembed.targets.cuda.warp_specialized.schedule import (
     SpecializedSchedule,
 )
 from cpembed.targets.cuda.warp_specialized.space import SpecializedSpace
-from cpembed.targets.cuda.writer import Writer, register_pointer
+from cpembed.targets.cuda.writer import Writer, register_pointer, thread_nest
 from cpembed.workloads.chains import (
     END,
     LENGTHS,
@@ -225,22 +225,13 @@ def softmax_kernel(chain: ProductChain, function: RowSoftmax) -> tuple[Writer, L
         buffer(BETWEEN, elements, chain.factors),
     ]
     script = writer.script
-    script.line(HEADER)
-    with script.nested(f"def main({', '.join(declared)}):"):
-        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        with script.nested(
-            f'for bx in T.thread_binding({blocks}, thread="blockIdx.x"):',
-            f'for tx in T.thread_binding({ROWS * LANES}, thread="threadIdx.x"):',
-            'with T.sblock("softmax"):',
-        ):
-            script.line(f"block = T.axis.spatial({blocks}, bx)")
-            script.line(f"thread = T.axis.spatial({ROWS * LANES}, tx)")
-            script.line(f"T.reads({SCORES}[0 : {elements}])")
-            script.line(f"T.writes({BETWEEN}[0 : {elements}])")
-            script.line(f"row = block * {ROWS} + thread // {LANES}")
-            # All lanes of a warp, or none.
-            with script.nested(f"if row < {rows}:"):
-                _RowWriter(writer, chain, function).write()
+    numbers = {"block": ("blockIdx.x", blocks), "thread": ("threadIdx.x", ROWS * LANES)}
+    reads, writes = {SCORES: elements}, {BETWEEN: elements}
+    with script.function(declared), thread_nest(script, "softmax", numbers, reads, writes):
+        script.line(f"row = block * {ROWS} + thread // {LANES}")
+        # All lanes of a warp, or none.
+        with script.nested(f"if row < {rows}:"):
+            _RowWriter(writer, chain, function).write()
     launch = Launch("softmax_kernel", (blocks, 1, 1), (ROWS * LANES, 1, 1))
     return writer, launch
 

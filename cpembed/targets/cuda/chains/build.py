@@ -21,7 +21,7 @@ from cpembed.targets.cuda.build import (
 )
 from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.emit import chain_kernel, parameters_of
-from cpembed.targets.cuda.chains.group_emit import group_kernel, map_name
+from cpembed.targets.cuda.chains.group_emit import group_kernel
 from cpembed.targets.cuda.chains.group_plan import GroupPlan
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.emulator.executor import (
@@ -33,6 +33,7 @@ from cpembed.targets.cuda.emulator.executor import (
 )
 from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
 from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
+from cpembed.targets.cuda.warp_specialized.loads import map_name
 from cpembed.targets.cuda.writer import Writer
 from cpembed.workloads.chains import RowSoftmax
 

@@ -8,14 +8,8 @@ flight. What is between the products stays in registers, which are the second pr
 
 from __future__ import annotations
 
-from cpembed.codegen.plan import HEADER, storage_dtype
-from cpembed.targets.cuda.chains.emit import (
-    further_declarations,
-    locate_block,
-    locate_chunks,
-    result_declarations,
-    thread_nest,
-)
+from cpembed.codegen.plan import storage_dtype
+from cpembed.targets.cuda.chains.emit import kernel_frame, locate_block, locate_chunks
 from cpembed.targets.cuda.chains.group_plan import SHARED_REGISTERS, GroupPlan, PanelFactor
 from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.softmax import Softmax
@@ -23,36 +17,22 @@ from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.results import Strip, stage_sums, store_strip
 from cpembed.targets.cuda.warp_specialized.device import product_name
 from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT, CHUNK
-from cpembed.targets.cuda.warp_specialized.loads import write_tensor_copy
+from cpembed.targets.cuda.warp_specialized.loads import map_name, write_tensor_copy
 from cpembed.targets.cuda.warp_specialized.schedule import BARRIER_BYTES, WARP_ROWS
 from cpembed.targets.cuda.warp_specialized.streaming import write_opaque
-from cpembed.targets.cuda.writer import PARTIAL, Writer, register_pointer, shared_pointer
+from cpembed.targets.cuda.writer import Writer, register_pointer, shared_pointer
 from cpembed.workloads.chains import RowSoftmax
-
-
-def map_name(role: str) -> str:
-    """Return the name of the parameter that is a factor's tensor map."""
-    return f"{role}_map"
 
 
 def group_kernel(plan: GroupPlan) -> Writer:
     """Return the function ``main`` of a chain for warp groups."""
     writer = Writer()
-    declared = [f"{map_name(factor.role)}: T.TensorMap()" for factor in plan.factors]
-    declared += [*further_declarations(plan), *result_declarations(plan)]
-    script = writer.script
-    script.line(HEADER)
-    with script.nested(f"def main({', '.join(declared)}):"):
-        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        with thread_nest(writer, plan):
-            script.line("T.reads()")
-            written = "C" if plan.schedule.splits == 1 else PARTIAL
-            elements = plan.schedule.splits * plan.second.output.layout.elements
-            script.line(f"T.writes({written}[0 : {elements}])")
-            if plan.groups > 1:
-                # As for products: ptxas has to know how many registers each thread begins with.
-                script.line('T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1)')
-            _GroupBody(writer, plan).write()
+    maps = [f"{map_name(factor.role)}: T.TensorMap()" for factor in plan.factors]
+    with kernel_frame(writer.script, plan, maps, {}):
+        if plan.groups > 1:
+            # As for products: ptxas has to know how many registers each thread begins with.
+            writer.script.line('T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1)')
+        _GroupBody(writer, plan).write()
     return writer
 
 
