@@ -36,16 +36,13 @@ from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
 from cpembed.targets.cuda.multistage.emit import product_kernel
 from cpembed.targets.cuda.multistage.schedule import MAX_THREADS, Plan, ProductPlan
-from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
-from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
+from cpembed.targets.cuda.packing import packing
+from cpembed.targets.cuda.reduction import reduction
 from cpembed.targets.cuda.tma.tensor_maps import TensorMap
 from cpembed.targets.cuda.unread import without_unread
 from cpembed.targets.cuda.warp_specialized import device as warp_groups
-from cpembed.targets.cuda.writer import (
-    PARAMETERS,
-    PARTIAL,
-    Writer,
-)
+from cpembed.targets.cuda.warp_specialized.streaming import CLEARING
+from cpembed.targets.cuda.writer import PARAMETERS, PARTIAL, Functions, Writer
 from cpembed.transform.program import pack
 
 Array = NDArray[Any]
@@ -64,8 +61,6 @@ Array = NDArray[Any]
 #   for the target would affect all kernels of the process: TVM would then form fused multiply-adds
 #   of vectors too.
 PASS_OPTIONS = {"tirx.disable_cse_tir": True}
-CLEARING = "clear_kernel"
-"""Kernel that clears counters, once: each call leaves them cleared."""
 _FUSED_MULTIPLY_ADD = ("T.fma(", 'T.call_pure_extern("float32", "__fmaf_rn", ')
 
 
@@ -110,25 +105,18 @@ def text_digest(text: CudaText) -> str:
     return hashlib.sha256(repr((definitions, text.kernels)).encode()).hexdigest()
 
 
-def functions(plan: Plan) -> dict[str, tuple[Writer, Launch]]:
+def functions(plan: Plan) -> Functions:
     """Return the kernels of a plan by name, in the order in which they run."""
-    product, kernels = plan.product, dict[str, tuple[Writer, Launch]]()
-
-    def add(name: str, writer: Writer, grid: tuple[int, int, int], threads: int) -> None:
-        shared_bytes = plan.shared_bytes if name == "product" else 0
-        kernels[name] = writer, Launch(f"{name}_kernel", grid, (threads, 1, 1), shared_bytes)
-
+    kernels: Functions = {}
     for name, operand in zip(PARAMETERS, (plan.first, plan.second), strict=True):
         if operand.needs_packing:
-            grid = (packing_blocks(operand.layout.elements), 1, 1)
-            add(f"pack_{name}", packing_kernel(operand, name), grid, PACKING_THREADS)
+            kernels |= packing(operand, name)
     rows, columns, batch, splits = plan.blocks
-    grid = (rows * columns, batch, splits)
-    add("product", product_kernel(plan), grid, plan.schedule.threads)
+    grid, threads = (rows * columns, batch, splits), (plan.schedule.threads, 1, 1)
+    launch = Launch("product_kernel", grid, threads, plan.shared_bytes)
+    kernels["product"] = product_kernel(plan), launch
     if splits > 1:
-        threads = REDUCTION_THREADS
-        grid = (-(-product.output.layout.elements // threads), 1, 1)
-        add("reduction", reduction_kernel(product, splits), grid, threads)
+        kernels |= reduction(plan.product, splits)
     return kernels
 
 
@@ -145,7 +133,7 @@ Viewed = tuple[Parameter, TensorMap]
 
 
 def generate(
-    kernels: Mapping[str, tuple[Writer, Launch]],
+    kernels: Functions,
     architecture: str,
     maps: Mapping[str, Mapping[str, Viewed]] | None = None,
 ) -> CudaText:

@@ -17,22 +17,21 @@ from cpembed.targets.cuda.epilogue import (
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.writer import (
     PARTIAL,
+    Functions,
     Writer,
+    element_launch,
+    element_nest,
     guarded_place,
     register_pointer,
-    thread_nest,
 )
 
 STATISTICS = "Statistics"
 """Name of the buffer of the statistics of parts of a softmax: of each part and row the largest
 score, as the exponent of a power of two, and the sum of powers."""
 
-REDUCTION_THREADS = 256
-"""Number of threads of a block that adds parts."""
 
-
-def reduction_kernel(product: TiledProduct, splits: int, *, weighted: bool = False) -> Writer:
-    """Return the function ``main`` that adds the parts of a split reduction.
+def reduction(product: TiledProduct, splits: int, *, weighted: bool = False) -> Functions:
+    """Return the kernel that adds the parts of a split reduction.
 
     Parameters
     ----------
@@ -54,7 +53,7 @@ def reduction_kernel(product: TiledProduct, splits: int, *, weighted: bool = Fal
     ]
     with writer.script.function(declared):
         _write_reduction(writer, product, splits, weighted=weighted)
-    return writer
+    return {"reduction": (writer, element_launch("reduction", elements))}
 
 
 def _rows(product: TiledProduct) -> int:
@@ -65,11 +64,8 @@ def _rows(product: TiledProduct) -> int:
 def _write_reduction(writer: Writer, product: TiledProduct, splits: int, *, weighted: bool) -> None:
     script = writer.script
     elements, sums = product.output.layout.elements, product.sums
-    blocks = -(-elements // REDUCTION_THREADS)
-    numbers = {"group": ("blockIdx.x", blocks), "thread": ("threadIdx.x", REDUCTION_THREADS)}
     reads = {PARTIAL: splits * elements}
-    with thread_nest(script, "reduction", numbers, reads, output_elements(product)):
-        script.line(f"number = group * {REDUCTION_THREADS} + thread")
+    with element_nest(script, "reduction", elements, reads, output_elements(product)):
         script.lines(guarded_place([f"number < {elements}"], "number"))
         script.line(f'total = T.alloc_buffer((1,), "{sums}", scope="local")')
         script.line(f'one = T.alloc_buffer((1,), "{sums}", scope="local")')

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cpembed.codegen.plan import Script
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.targets.cuda.emulator.executor import Launch
 from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.transform.program import Loop
 
@@ -17,6 +18,28 @@ PARAMETERS = ("A", "B")
 
 PARTIAL = "Partial"
 """Name of the buffer of partial sums of a split reduction."""
+
+
+ELEMENT_THREADS = 256
+"""Number of threads of a block whose threads make an element each."""
+
+
+def element_blocks(elements: int) -> int:
+    """Return the number of blocks that make so many elements."""
+    return -(-elements // ELEMENT_THREADS)
+
+
+def element_launch(name: str, elements: int) -> Launch:
+    """Return the launch of a kernel with a thread for each element.
+
+    Parameters
+    ----------
+    name : str
+        Name of the kernel, without its ending.
+    elements : int
+        Number of elements.
+    """
+    return Launch(f"{name}_kernel", (element_blocks(elements), 1, 1), (ELEMENT_THREADS, 1, 1))
 
 
 @dataclass
@@ -81,6 +104,32 @@ def thread_nest(
             regions = ", ".join(f"{each}[0 : {elements}]" for each, elements in buffers.items())
             script.line(f"T.{access}({regions})")
         yield
+
+
+@contextmanager
+def element_nest(
+    script: Script, name: str, elements: int, reads: Mapping[str, int], writes: Mapping[str, int]
+) -> Generator[None]:
+    """Write the ``number`` of a thread's element around the statements of :func:`element_launch`.
+
+    Parameters
+    ----------
+    script, name, reads, writes
+        Those of :func:`thread_nest`.
+    elements : int
+        Number of elements; numbers of the last block may be beyond.
+    """
+    numbers = {
+        "group": ("blockIdx.x", element_blocks(elements)),
+        "thread": ("threadIdx.x", ELEMENT_THREADS),
+    }
+    with thread_nest(script, name, numbers, reads, writes):
+        script.line(f"number = group * {ELEMENT_THREADS} + thread")
+        yield
+
+
+Functions = dict[str, tuple[Writer, Launch]]
+"""Functions and launches of kernels by name, in the order in which they run."""
 
 
 def register_pointer(name: str, offset: str) -> str:

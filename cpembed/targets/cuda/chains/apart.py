@@ -37,7 +37,7 @@ from cpembed.targets.cuda.warp_specialized.schedule import (
     SpecializedSchedule,
 )
 from cpembed.targets.cuda.warp_specialized.space import SpecializedSpace
-from cpembed.targets.cuda.writer import Writer, register_pointer, thread_nest
+from cpembed.targets.cuda.writer import Functions, Writer, register_pointer, thread_nest
 from cpembed.workloads.chains import (
     END,
     LENGTHS,
@@ -129,7 +129,7 @@ class ApartPlan:
 
         Raises :class:`~cpembed.errors.LoweringError` if TVM rejects them.
         """
-        functions = dict[str, tuple[Writer, Launch]]()
+        functions: Functions = {}
         maps = dict[str, Mapping[str, build.Viewed]]()
         for label, plan in (("first", self.first_plan), ("second", self.second_plan)):
             if isinstance(plan, SpecializedPlan):
@@ -149,7 +149,7 @@ class ApartPlan:
 
     def _renamed(
         self,
-        functions: Mapping[str, tuple[Writer, Launch]],
+        functions: Functions,
         maps: Mapping[str, Mapping[str, build.Viewed]],
         architecture: str,
     ) -> CudaText:

@@ -31,23 +31,21 @@ from cpembed.targets.cuda.emulator.executor import (
     Order,
     compile_text,
 )
-from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
-from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
+from cpembed.targets.cuda.packing import packing
+from cpembed.targets.cuda.reduction import reduction
 from cpembed.targets.cuda.warp_specialized.loads import map_name
-from cpembed.targets.cuda.writer import Writer
+from cpembed.targets.cuda.writer import Functions
 from cpembed.workloads.chains import RowSoftmax
 
 Array = NDArray[Any]
 
 
-def functions(plan: ChainPlan) -> dict[str, tuple[Writer, Launch]]:
+def functions(plan: ChainPlan) -> Functions:
     """Return the kernels of a plan by name, in the order in which they run."""
-    kernels: dict[str, tuple[Writer, Launch]] = {}
+    kernels: Functions = {}
     for factor in plan.factors:
         if factor.operand.needs_packing:
-            name, blocks = f"pack_{factor.role}", packing_blocks(factor.operand.layout.elements)
-            launch = Launch(f"{name}_kernel", (blocks, 1, 1), (PACKING_THREADS, 1, 1))
-            kernels[name] = packing_kernel(factor.operand, factor.role), launch
+            kernels |= packing(factor.operand, factor.role)
     rows, columns, batch = plan.blocks
     splits = plan.schedule.splits
     grid, threads = (rows * columns, batch, splits), (plan.threads, 1, 1)
@@ -55,10 +53,7 @@ def functions(plan: ChainPlan) -> dict[str, tuple[Writer, Launch]]:
     kernels["chain"] = writer, Launch("chain_kernel", grid, threads, plan.shared_bytes)
     if splits > 1:
         weighted = isinstance(plan.chain.function, RowSoftmax)
-        writer = reduction_kernel(plan.second, splits, weighted=weighted)
-        blocks = -(-plan.second.output.layout.elements // REDUCTION_THREADS)
-        launch = Launch("reduction_kernel", (blocks, 1, 1), (REDUCTION_THREADS, 1, 1))
-        kernels["reduction"] = writer, launch
+        kernels |= reduction(plan.second, splits, weighted=weighted)
     return kernels
 
 

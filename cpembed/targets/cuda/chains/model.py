@@ -31,9 +31,8 @@ from cpembed.targets.cuda.multistage.linear_copies import LinearCopies, tile_cop
 from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.multistage.tile_copies import CopiedTile
 from cpembed.targets.cuda.multistage.traffic import COPY_INSTRUCTIONS, RESULT_INSTRUCTIONS
-from cpembed.targets.cuda.packing import PACKING_THREADS
 from cpembed.targets.cuda.warp_specialized.traffic import MATRIX_BYTES
-from cpembed.targets.cuda.writer import Writer
+from cpembed.targets.cuda.writer import ELEMENT_THREADS, Writer, element_blocks
 from cpembed.workloads.chains import ProductChain, RowSoftmax
 
 POWER_CYCLES = 8
@@ -283,7 +282,7 @@ def element_kernel(
     instructions : float
         Number of instructions of a thread.
     """
-    warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)
+    warps, blocks = ELEMENT_THREADS // LANES, element_blocks(elements)
     issue = warps * instructions / gpu.unit.schedulers
     cycles = gpu.l2_cycles + instructions * gpu.unit.integer_cycles
     phase = Phase(cycles, 0.0, 2 * warps, issue, bytes=moved / blocks)

@@ -25,7 +25,7 @@ from cpembed.targets.cuda.multistage.schedule import (
     SharedTile,
     Staging,
 )
-from cpembed.targets.cuda.packing import PACKING_THREADS
+from cpembed.targets.cuda.writer import ELEMENT_THREADS, element_blocks
 
 BANK_BYTES = 4
 Addresses = NDArray[np.int64]
@@ -409,7 +409,7 @@ def element_kernel(name: str, elements: int, transferred: int, gpu: Gpu) -> Kern
     gpu : Gpu
         GPU that executes it.
     """
-    warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)
+    warps, blocks = ELEMENT_THREADS // LANES, element_blocks(elements)
     issue = warps * COPY_INSTRUCTIONS / gpu.unit.schedulers
     cycles = gpu.l2_cycles + COPY_INSTRUCTIONS * gpu.unit.integer_cycles
     phase = Phase(cycles, 0.0, 2 * warps, issue, bytes=transferred / blocks)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.cuda.lower import GlobalOperand
-from cpembed.targets.cuda.packing import Location, gathering_kernel, original_location
+from cpembed.targets.cuda.packing import Location, gathering, original_location
 from cpembed.targets.cuda.warp_specialized.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
-from cpembed.targets.cuda.writer import PARAMETERS, Writer, digits, quotient, remainder
+from cpembed.targets.cuda.writer import PARAMETERS, Functions, Writer, digits, quotient, remainder
 from cpembed.transform.program import Loop
 
 
@@ -78,8 +78,8 @@ def original_coordinates(operand: GlobalOperand) -> tuple[IndexExpr, ...]:
     return tuple(source.substitute(places) for source in layout.source)
 
 
-def images_kernel(images: PackedImages) -> Writer:
-    """Return the function ``(original, images)`` that packs a factor."""
+def image_packing(images: PackedImages) -> Functions:
+    """Return the kernel ``(original, images)`` that packs a factor."""
     extents = images.plan.product.program.extents
 
     def locate(writer: Writer) -> Location:
@@ -88,7 +88,7 @@ def images_kernel(images: PackedImages) -> Writer:
         inside, address = original_location(images.operand, coordinates, values, extents)
         return [*conditions, *inside], address
 
-    return gathering_kernel(images.operand, PARAMETERS[images.number], images.elements, locate)
+    return gathering(images.operand, PARAMETERS[images.number], images.elements, locate)
 
 
 def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str, str]]:

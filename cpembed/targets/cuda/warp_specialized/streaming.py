@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from cpembed.codegen.plan import buffer
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.emulator.executor import Launch
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.writer import (
     PARTIAL,
+    Functions,
     Writer,
     guarded_place,
     register_pointer,
@@ -23,6 +25,9 @@ from cpembed.targets.cuda.writer import (
 COUNTERS = "Counters"
 """Parameter that holds the number of parts of each streamed tile that are finished."""
 
+CLEARING = "clear_kernel"
+"""Kernel that clears counters, once: each call leaves them cleared."""
+
 CLEARING_THREADS = 128
 """Number of threads of a block that clears counters."""
 
@@ -32,19 +37,11 @@ BARRIER = 1
 """Number of the barrier of the consumers; barrier 0 is that of whole blocks."""
 
 
-def clearing_blocks(plan: SpecializedPlan) -> int:
-    """Return the number of blocks that clear the counters."""
-    return -(-plan.order.streamed // CLEARING_THREADS)
-
-
-def clearing_kernel(plan: SpecializedPlan) -> Writer:
-    """Return the function ``main`` that clears the counters before the first call."""
+def clearing(plan: SpecializedPlan) -> Functions:
+    """Return the kernel that clears the counters before the first call."""
     writer, count = Writer(), plan.order.streamed
-    script = writer.script
-    numbers = {
-        "block": ("blockIdx.x", clearing_blocks(plan)),
-        "thread": ("threadIdx.x", CLEARING_THREADS),
-    }
+    script, blocks = writer.script, -(-count // CLEARING_THREADS)
+    numbers = {"block": ("blockIdx.x", blocks), "thread": ("threadIdx.x", CLEARING_THREADS)}
     with (
         script.function([buffer(COUNTERS, count, "int32")]),
         thread_nest(script, "clear", numbers, {}, {COUNTERS: count}),
@@ -55,7 +52,7 @@ def clearing_kernel(plan: SpecializedPlan) -> Writer:
         script.line("zero[0] = 0")
         target = f"T.address_of({COUNTERS}[place])"
         writer.call("cpembed_store_4", target, register_pointer("zero", "0"), "valid")
-    return writer
+    return {"clear": (writer, Launch(CLEARING, (blocks, 1, 1), (CLEARING_THREADS, 1, 1)))}
 
 
 def workspace_elements(plan: SpecializedPlan) -> int:
