@@ -316,6 +316,54 @@ class Tensor:
     dtype: str
 
 
+def execute(
+    text: CudaText,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    inputs: Mapping[str, Array],
+    order: Order | int,
+) -> tuple[tuple[Array, ...], dict[str, Counters]]:
+    """Execute kernels, one after the other.
+
+    Parameters
+    ----------
+    text : CudaText
+        The kernels.
+    operands, results : sequence of Tensor
+        Tensors that they read and write.
+    inputs : mapping of str to Array
+        Arrays of the tensors that they read.
+    order : Order or int
+        Order of threads, or the seed of a random one.
+
+    Returns
+    -------
+    outputs : tuple of Array
+        Results in their original layouts.
+    counters : dict of str to Counters
+        Counters of each kernel.
+
+    Raises
+    ------
+    ExecutionFault
+        If the kernels do what a GPU leaves undefined, or leave elements unwritten.
+    """
+    memory: dict[str, Array | DeviceArray] = {
+        tensor.buffer: flat_bits(inputs[tensor.tensor]) for tensor in operands
+    }
+    program, counters = compile_text(text.source), dict[str, Counters]()
+    for kernel in text.kernels:
+        arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
+        counters[kernel.launch.kernel] = program.run(kernel.launch, arguments, order=order)
+    outputs: list[Array] = []
+    for tensor in results:
+        result = memory[tensor.buffer]
+        assert isinstance(result, DeviceArray)
+        output = result.require_written(tensor.buffer).view(numpy_dtype(tensor.dtype))
+        outputs.append(output.reshape(tensor.shape))
+    return tuple(outputs), counters
+
+
 @dataclass(eq=False)
 class CudaKernels:
     """Generated kernels of a plan."""
@@ -356,22 +404,10 @@ class CudaKernels:
         ExecutionFault
             If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
-        program = compile_text(self.text.source)
-        memory: dict[str, Array | DeviceArray] = {
-            operand.buffer: flat_bits(inputs[operand.tensor]) for operand in self.operands()
-        }
-        self.kernel_counters = {}
-        for kernel in self.text.kernels:
-            arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
-            name = kernel.launch.kernel
-            self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
-        outputs: list[Array] = []
-        for tensor in self.results():
-            result = memory[tensor.buffer]
-            assert isinstance(result, DeviceArray)
-            output = result.require_written(tensor.buffer).view(numpy_dtype(tensor.dtype))
-            outputs.append(output.reshape(tensor.shape))
-        return tuple(outputs)
+        outputs, self.kernel_counters = execute(
+            self.text, self.operands(), self.results(), inputs, order
+        )
+        return outputs
 
     def count(self, clusters: Sequence[int] | None = None) -> Counters:
         """Count what some clusters of the kernel of the product do, or all of them.
@@ -395,7 +431,7 @@ class CudaKernels:
         """
         kernel = next(k for k in self.text.kernels if k.launch.kernel == "product_kernel")
         memory: dict[str, Array | DeviceArray] = {}
-        arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
+        arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
         return compile_text(self.text.source).count(kernel.launch, arguments, clusters=clusters)
 
     def operands(self) -> list[Tensor]:
@@ -445,7 +481,7 @@ class CudaKernels:
         return frozenset(names | ({CLEARING} if clears else set[str]()))
 
 
-def argument_of(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:
+def _argument(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:
     """Return the argument for a parameter; memory that is missing is allocated."""
     # Workspaces and the output: nothing may be read before a kernel has written it.
     allocated = DeviceArray.unwritten(parameter.elements, parameter.dtype)

@@ -19,11 +19,10 @@ from cpembed.targets.cuda.build import (
     Kernel,
     Parameter,
     Tensor,
-    argument_of,
-    flat_bits,
+    execute,
 )
 from cpembed.targets.cuda.compiling import architectures_of
-from cpembed.targets.cuda.emulator.executor import DeviceArray, Order, compile_text
+from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.targets.cuda.saving.cases import Case, Expected, case_of, cases_of
 from cpembed.targets.cuda.saving.folder import named
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
@@ -105,17 +104,8 @@ class JoinedKernels:
         Raises :class:`~cpembed.errors.ExecutionFault` if they do what a GPU leaves undefined, or
         leave elements unwritten.
         """
-        memory: dict[str, Array | DeviceArray] = {
-            tensor.buffer: flat_bits(inputs[tensor.tensor]) for tensor in self.inputs
-        }
-        program = compile_text(self.text.source)
-        for kernel in self.text.kernels:
-            arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
-            program.run(kernel.launch, arguments, order=order)
-        result = memory[self.output.buffer]
-        assert isinstance(result, DeviceArray)
-        stored = result.require_written(self.output.buffer)
-        return stored.view(numpy_dtype(self.output.dtype)).reshape(self.output.shape)
+        (output,), _ = execute(self.text, self.inputs, [self.output], inputs, order)
+        return output
 
 
 def _zero(output: Tensor) -> CudaText:

@@ -9,28 +9,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpembed.codegen.plan import storage_dtype
-from cpembed.ir.dtypes import numpy_dtype
-from cpembed.targets.cuda.build import (
-    CudaText,
-    Parameter,
-    Tensor,
-    Viewed,
-    argument_of,
-    flat_bits,
-    generate,
-)
+from cpembed.targets.cuda.build import CudaText, Parameter, Tensor, Viewed, execute, generate
 from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.emit import chain_kernel, parameters_of
 from cpembed.targets.cuda.chains.group_emit import group_kernel
 from cpembed.targets.cuda.chains.group_plan import GroupPlan
 from cpembed.targets.cuda.chains.plan import ChainPlan
-from cpembed.targets.cuda.emulator.executor import (
-    Counters,
-    DeviceArray,
-    Launch,
-    Order,
-    compile_text,
-)
+from cpembed.targets.cuda.emulator.executor import Counters, Launch, Order
 from cpembed.targets.cuda.packing import packing
 from cpembed.targets.cuda.reduction import reduction
 from cpembed.targets.cuda.warp_specialized.loads import map_name
@@ -131,17 +116,10 @@ class ChainKernels:
         ExecutionFault
             If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
-        memory: dict[str, Array | DeviceArray] = {
-            tensor.buffer: flat_bits(inputs[tensor.tensor]) for tensor in operands_of(self.plan)
-        }
-        program = compile_text(self.text.source)
-        self.kernel_counters = {}
-        for kernel in self.text.kernels:
-            arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
-            name = kernel.launch.kernel
-            self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         second = self.plan.second
-        result = memory["C"]
-        assert isinstance(result, DeviceArray)
-        output = result.require_written("C").view(numpy_dtype(second.output_dtype))
-        return output.reshape(second.output.layout.original_shape)
+        shape = tuple(second.output.layout.original_shape)
+        result = Tensor("C", self.plan.chain.second.output.name, shape, second.output_dtype)
+        (output,), self.kernel_counters = execute(
+            self.text, operands_of(self.plan), [result], inputs, order
+        )
+        return output
