@@ -18,7 +18,6 @@ from cpembed.targets.cuda.writer import (
     PARTIAL,
     WIDTHS,
     Writer,
-    digits,
     guarded_place,
     index_script,
     inside_conditions,
@@ -26,6 +25,7 @@ from cpembed.targets.cuda.writer import (
     remainder,
     shared_pointer,
     store_vector,
+    tile_values,
 )
 
 MAX_UNROLLED_TURNS, MAX_UNROLLED_INPUTS = 2, 8
@@ -173,14 +173,8 @@ def _iterator_values(writer: Writer, strip: Strip) -> dict[str, str]:
         )
     )
     row = "result_row" if strip.first_row == "0" else f"{strip.first_row} + result_row"
-    return {
-        **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
-        **digits("batch", product.batch),
-        **digits("row_tile", product.rows),
-        **digits("column_tile", product.columns),
-        product.axes[0]: row,
-        product.axes[1]: remainder("result_column", n),
-    }
+    inside = {product.axes[0]: row, product.axes[1]: remainder("result_column", n)}
+    return tile_values(product, "row_tile", "column_tile") | inside
 
 
 def _read_back(writer: Writer, strip: Strip, *, along_columns: bool) -> None:

@@ -10,7 +10,7 @@ from cpembed.codegen.plan import Script
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.emulator.executor import Launch
-from cpembed.targets.cuda.lower import GlobalOperand
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.transform.program import Loop
 
 PARAMETERS = ("A", "B")
@@ -208,6 +208,42 @@ def digits(number: str, loops: Sequence[Loop]) -> dict[str, str]:
         values[loop.name] = remainder(value, loop.extent) if place else value
         inner *= loop.extent
     return values
+
+
+def tile_values(
+    product: TiledProduct, rows: str = "0", columns: str = "0", depth: str = "0"
+) -> dict[str, str]:
+    """Return the values of a product's iterators at instruction tiles of the batch ``batch``.
+
+    Those of the instruction's axes are 0.
+
+    Parameters
+    ----------
+    product : TiledProduct
+    rows, columns, depth : str
+        Expressions of the numbers of a tile along rows, columns and depth.
+    """
+    values = {**dict.fromkeys(product.program.extents, "0"), **digits("batch", product.batch)}
+    places = ((rows, product.rows), (columns, product.columns), (depth, product.depth))
+    for number, loops in places:
+        # Quotients of 0 would only lengthen the text.
+        values |= digits(number, loops) if number != "0" else {}
+    return values
+
+
+def factor_values(product: TiledProduct, number: int, tile: str, deep: str) -> dict[str, str]:
+    """Return the values of iterators at a tile of a factor.
+
+    Parameters
+    ----------
+    product : TiledProduct
+    number : int
+        0 for the first factor, 1 for the second.
+    tile, deep : str
+        Expressions of the numbers of the tile along rows or columns, and along the depth.
+    """
+    rows, columns = (tile, "0") if number == 0 else ("0", tile)
+    return tile_values(product, rows, columns, deep)
 
 
 def inside_conditions(

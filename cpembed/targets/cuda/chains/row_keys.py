@@ -18,7 +18,7 @@ from cpembed.targets.cuda.expressions import ExpressionWriter
 from cpembed.targets.cuda.instructions import fragments
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.multistage.separation import Positions
-from cpembed.targets.cuda.writer import Writer, digits, index_script
+from cpembed.targets.cuda.writer import Writer, digits, index_script, tile_values
 from cpembed.workloads.chains import LENGTHS, MASK, RowSoftmax
 
 LOWEST = 'T.float32("-inf")'
@@ -102,13 +102,7 @@ class RowKeys:
 
     @staticmethod
     def _iterators_of(product: TiledProduct, tile: str, row: str, column: str) -> dict[str, str]:
-        return {
-            **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
-            **digits("batch", product.batch),
-            **digits(tile, product.rows),
-            product.axes[0]: row,
-            product.axes[1]: column,
-        }
+        return tile_values(product, tile) | {product.axes[0]: row, product.axes[1]: column}
 
     def _query(self, tile: int, number: int) -> str:
         """Return the query of a lane's row."""

@@ -14,6 +14,7 @@ from cpembed.targets.cuda.multistage.schedule import CHUNK, SharedTile
 from cpembed.targets.cuda.writer import (
     Writer,
     digits,
+    factor_values,
     guarded_place,
     index_script,
     inside_conditions,
@@ -108,12 +109,8 @@ class TileCopies(ABC):
 
     def _row_values(self, tile: str, row: str) -> dict[str, str]:
         """Return the values of all iterators but those of the depth, which are 0."""
-        return {
-            **dict.fromkeys((loop.name for loop in self.product.program.loops), "0"),
-            **digits("batch", self.product.batch),
-            **digits(tile, self.copied.loops[0]),
-            self.product.axes[self.number]: row,
-            self.product.axes[2]: "0",
+        return factor_values(self.product, self.number, tile, "0") | {
+            self.product.axes[self.number]: row
         }
 
     def _row_conditions(self, tile: str, shared_row: str) -> list[str]:

@@ -21,7 +21,7 @@ from cpembed.targets.cuda.warp_specialized.tiles import multicast_mask
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
     Writer,
-    digits,
+    factor_values,
     guarded_place,
     index_script,
     inside_conditions,
@@ -143,14 +143,9 @@ def write_tensor_copy(
     mask : sequence of str
         Expression of the mask of blocks of a multicast, or nothing.
     """
-    loops, extents = (product.rows, product.columns)[number], product.program.extents
-    first, deep = tiles
-    values = {
-        **dict.fromkeys(extents, "0"),
-        **digits("batch", product.batch),
-        **digits(f"{first} + {copy.tile}" if copy.tile else first, loops),
-        **digits(deep, product.depth),
-    }
+    (first, deep), extents = tiles, product.program.extents
+    tile = f"{first} + {copy.tile}" if copy.tile else first
+    values = factor_values(product, number, tile, deep)
     coordinates = [index_script(index, values, extents) for index in copy.coordinates]
     offsets = [index_script(index, values, extents) for index in copy.filter]
     writer.call(
@@ -221,19 +216,14 @@ def _locate_vector(writer: Writer, plan: SpecializedPlan, number: int, step: str
             f"deep = {step} * {plan.schedule.depth} + element // {product.instruction.k}",
         )
     )
-    program = product.program
-    values = {
-        **dict.fromkeys((loop.name for loop in program.loops), "0"),
-        **digits("batch", product.batch),
-        **digits("tile", (product.rows, product.columns)[number]),
-        **digits("deep", product.depth),
+    extents = product.program.extents
+    values = factor_values(product, number, "tile", "deep") | {
         product.axes[number]: f"image_row % {extent}",
         product.axes[2]: f"element % {product.instruction.k}",
     }
-    _, rows, columns, depth = product.tiles
-    conditions = [f"tile < {(rows, columns)[number]}", f"deep < {depth}"]
-    conditions += inside_conditions(operand, values, program.extents)
-    address = index_script(operand.address, values, program.extents)
+    conditions = [f"tile < {product.tiles[1 + number]}", f"deep < {product.tiles[3]}"]
+    conditions += inside_conditions(operand, values, extents)
+    address = index_script(operand.address, values, extents)
     writer.script.lines(guarded_place(conditions, address))
 
 

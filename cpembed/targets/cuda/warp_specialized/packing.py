@@ -15,7 +15,15 @@ from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.targets.cuda.packing import Location, gathering, original_location
 from cpembed.targets.cuda.warp_specialized.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
-from cpembed.targets.cuda.writer import PARAMETERS, Functions, Writer, digits, quotient, remainder
+from cpembed.targets.cuda.writer import (
+    PARAMETERS,
+    Functions,
+    Writer,
+    digits,
+    factor_values,
+    quotient,
+    remainder,
+)
 from cpembed.transform.program import Loop
 
 
@@ -115,14 +123,7 @@ def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str,
             f"deep = step * {plan.schedule.depth} + element // {product.instruction.k}",
         )
     )
-    loops = (product.rows, product.columns)[number]
-    _, rows, columns, deep = product.tiles
-    values = {
-        **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
-        **digits("batch", images.batch),
-        **digits("tile", loops),
-        **digits("deep", product.depth),
-        product.axes[number]: remainder("image_row", extent),
-        product.axes[2]: remainder("element", product.instruction.k),
-    }
-    return [f"tile < {(rows, columns)[number]}", f"deep < {deep}"], values
+    values = factor_values(product, number, "tile", "deep") | digits("batch", images.batch)
+    values[product.axes[number]] = remainder("image_row", extent)
+    values[product.axes[2]] = remainder("element", product.instruction.k)
+    return [f"tile < {product.tiles[1 + number]}", f"deep < {product.tiles[3]}"], values
