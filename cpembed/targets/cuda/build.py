@@ -21,7 +21,6 @@ from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.steps import step
 from cpembed.targets.cuda.compiling import ARCHITECTURES
-from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.emulator.executor import (
     Argument,
     Counters,
@@ -40,7 +39,7 @@ from cpembed.targets.cuda.packing import packing
 from cpembed.targets.cuda.reduction import reduction
 from cpembed.targets.cuda.tma.tensor_maps import TensorMap
 from cpembed.targets.cuda.unread import without_unread
-from cpembed.targets.cuda.warp_specialized import device as warp_groups
+from cpembed.targets.cuda.warp_specialized.device import function
 from cpembed.targets.cuda.warp_specialized.streaming import CLEARING
 from cpembed.targets.cuda.writer import PARAMETERS, PARTIAL, Functions, Writer
 from cpembed.transform.program import pack
@@ -211,14 +210,9 @@ def _prim_func(writer: Writer) -> Any:
     tvm = runtime.tvm()
 
     # TVM concatenates the sources, and a preprocessor directive needs a line of its own.
-    sources = {name: f"\n{_source(name).strip()}\n" for name in sorted(writer.device_functions)}
+    sources = {name: f"\n{function(name).strip()}\n" for name in sorted(writer.device_functions)}
     script = writer.script.text().replace(*_FUSED_MULTIPLY_ADD)
     return tvm.script.from_source(script, {"T": tvm.script.tirx, "tvm": tvm, "DEVICE": sources})
-
-
-def _source(name: str) -> str:
-    """Return the text of a device function, of every GPU or of warp groups."""
-    return warp_groups.function(name) if warp_groups.exists(name) else function(name)
 
 
 def cuda_target(architecture: str) -> Any:
