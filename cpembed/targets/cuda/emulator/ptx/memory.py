@@ -66,9 +66,10 @@ def _read_only_load(call: Call) -> str:
     return _load(call, constant="true")
 
 
-@instruction("st", _ORDER, _LOADED, _CACHE, _FIRST_LEVEL, _HINT, _VECTOR, _TYPE, predicated=True)
+@instruction(
+    "st", _ORDER, _LOADED, _CACHE, _FIRST_LEVEL, _HINT, _VECTOR, _TYPE, predicated=True, operands=2
+)
 def _store(call: Call) -> str:
-    call.require_operands(2 + bool(call["hint"]))
     kind, count = call["type"], _VECTORS[call["vector"]]
     values = [call.value(item, kind, wider=True) for item in call.items(1, count)]
     return (
@@ -118,16 +119,14 @@ runtime_call("cp.async.wait_group", "copy_wait", constants=1)
 runtime_call("cp.async.wait_all", "copy_wait_all")
 
 
-@instruction("prefetch", optional("space", "global"), required("level", "L1", "L2"))
+@instruction("prefetch", optional("space", "global"), required("level", "L1", "L2"), operands=1)
 def _prefetch(call: Call) -> str:
-    call.require_operands(1)
     return f"(void)({call.address(0, call['space'])});"
 
 
 @instruction("createpolicy.fractional", required("first", "L2::evict_last", "L2::evict_normal",
              "L2::evict_first", "L2::evict_unchanged"),
              optional("second", "L2::evict_first", "L2::evict_unchanged"),
-             required("type", "b64"))  # fmt: skip
+             required("type", "b64"), operands=(1, 2))  # fmt: skip
 def _create_policy(call: Call) -> str:
-    call.require_operands(1, 2)
     return call.assign(call.operands[0], "b64", "0")
