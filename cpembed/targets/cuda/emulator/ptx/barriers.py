@@ -79,7 +79,7 @@ _RELEASE = optional("order", "release", "relaxed")
 for _name in ("mbarrier.arrive", "mbarrier.arrive_drop"):
 
     @instruction(_name, optional("transactions", "expect_tx", "noComplete"), _RELEASE, _SCOPE,
-                 _OBJECT, _B64)  # fmt: skip
+                 _OBJECT, _B64, operands=(1, 2, 3))  # fmt: skip
     def _arrive(call: Call) -> str:
         # Remote arrivals may lack the destination of the state.
         first = 0 if isinstance(call.operands[0], Address) else 1

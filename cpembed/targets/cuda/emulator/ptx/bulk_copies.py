@@ -46,7 +46,8 @@ def _mask(call: Call, rest: tuple[Operand, ...]) -> str:
 
 
 @instruction("cp.async.bulk.tensor", _DIMENSIONS, _TO_SHARED, _FROM_GLOBAL,
-             optional("mode", "tile", "im2col"), _COMPLETION, _MULTICAST, _HINT)  # fmt: skip
+             optional("mode", "tile", "im2col"), _COMPLETION, _MULTICAST, _HINT,
+             operands=(3, 4, 5))  # fmt: skip
 def _load_tensor(call: Call) -> str:
     rank = int(call["dimensions"][0])
     tensor_map, coordinates = _map_and_coordinates(call, 1, rank)
@@ -79,13 +80,12 @@ def _reduction(call: Call, kind: str) -> str:
 
 @instruction("cp.reduce.async.bulk.tensor", _DIMENSIONS, required("to", "global"),
              required("from", "shared::cta"), _REDUCTION, optional("mode", "tile"),
-             required("completion", "bulk_group"), _HINT)  # fmt: skip
+             required("completion", "bulk_group"), _HINT, operands=2)  # fmt: skip
 @instruction("cp.async.bulk.tensor", _DIMENSIONS, required("to", "global"),
              required("from", "shared::cta"), optional("mode", "tile"),
-             required("completion", "bulk_group"), _HINT)  # fmt: skip
+             required("completion", "bulk_group"), _HINT, operands=2)  # fmt: skip
 def _store_tensor(call: Call) -> str:
     rank = int(call["dimensions"][0])
-    call.require_operands(2 + bool(call["hint"]))
     tensor_map, coordinates = _map_and_coordinates(call, 0, rank)
     image, reduction = call.shared_address(1), _reduction(call, "-1")
     store = call.invoke("bulk_store_tensor", tensor_map, "c_", str(rank), image, reduction)
@@ -96,7 +96,8 @@ def _global_pointer(call: Call, place: int) -> str:
     return f"reinterpret_cast<const void *>({call.address(place, 'global')})"
 
 
-@instruction("cp.async.bulk", _TO_SHARED, _FROM_GLOBAL, _COMPLETION, _MULTICAST, _HINT)
+@instruction("cp.async.bulk", _TO_SHARED, _FROM_GLOBAL, _COMPLETION, _MULTICAST, _HINT,
+             operands=(4, 5))  # fmt: skip
 def _load_bytes(call: Call) -> str:
     mask = _mask(call, _extra_operands(call, 4))
     source, count = _global_pointer(call, 1), call.value(2, "u32")

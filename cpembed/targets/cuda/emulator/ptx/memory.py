@@ -36,7 +36,6 @@ def _bytes(call: Call) -> int:
 
 
 def _load(call: Call, constant: str = "false") -> str:
-    call.require_operands(2 + bool(call["hint"]))
     kind, count = call["type"], _VECTORS[call["vector"]]
     space, address = SPACES[call["space"]], call.address(1, call["space"])
     arguments = f"{space}, {address}, {_bytes(call)}, v_, {constant}"
@@ -55,13 +54,13 @@ def _load(call: Call, constant: str = "false") -> str:
 
 
 @instruction("ld", _ORDER, _LOADED, _CACHE, _FIRST_LEVEL, _HINT, _PREFETCH, _VECTOR, _TYPE,
-             predicated=True)  # fmt: skip
+             operands=2, predicated=True)  # fmt: skip
 def _plain_load(call: Call) -> str:
     return _load(call)
 
 
 @instruction("ld", required("space", "global"), _CACHE, required("read_only", "nc"), _FIRST_LEVEL,
-             _HINT, _PREFETCH, _VECTOR, _TYPE, predicated=True)  # fmt: skip
+             _HINT, _PREFETCH, _VECTOR, _TYPE, operands=2, predicated=True)  # fmt: skip
 def _read_only_load(call: Call) -> str:
     return _load(call, constant="true")
 
@@ -86,11 +85,11 @@ def _store(call: Call) -> str:
     required("from", "global"),
     _HINT,
     _PREFETCH,
+    operands=(3, 4),
     predicated=True,
 )
 def _copy(call: Call) -> str:
     hint = bool(call["hint"])
-    call.require_operands(3 + hint, 4 + hint)
     size = call.constant(2)
     source_size = f"uint32_t({size})"
     if len(call.operands) == 4 + hint:

@@ -153,5 +153,9 @@ def translated(body: Body, item: Instruction) -> str:
 
 
 def opcodes() -> tuple[str, ...]:
-    """Return the opcodes of the table."""
-    return tuple(_ROWS)
+    """Return an opcode of each row, with all of its modifiers."""
+    return tuple(
+        ".".join([opcode, *(slot.values[0] for slot in row.slots)])
+        for opcode, rows in _ROWS.items()
+        for row in rows
+    )

@@ -38,7 +38,7 @@ def _columns(shape: str, sums: str) -> tuple[int, int]:
 
 @instruction("wgmma.mma_async.sync.aligned", required("shape", *_SHAPES),
              required("d", "f32", "f16", "s32"), required("a", *_FACTORS),
-             required("b", *_FACTORS))  # fmt: skip
+             required("b", *_FACTORS), operands=tuple(range(4, 9)))  # fmt: skip
 def _multiply(call: Call) -> str:
     sums = call["d"]
     n, k = _columns(call["shape"], sums)
