@@ -116,7 +116,17 @@ _SHARED, _GLOBAL = shared_operand("shared"), global_operand("global")
 
 
 def asm(text: str, outputs: Sequence[str], inputs: Sequence[str], *, memory: bool = True) -> str:
-    """Return a statement of PTX, in which ``%0`` counts the outputs, then the inputs."""
+    """Return a statement of PTX.
+
+    Parameters
+    ----------
+    text : str
+        Instructions, in which ``%0`` counts the outputs, then the inputs.
+    outputs, inputs : sequence of str
+        Operands with their constraints.
+    memory : bool
+        False if it reads and writes registers only.
+    """
     clobbers = ' : "memory"' if memory else ""
     return f'asm volatile("{text}" : {", ".join(outputs)} : {", ".join(inputs)}{clobbers});'
 
@@ -232,7 +242,16 @@ def _shared_store(size: int) -> Definition:
 def array(pointer: str, dtype: str, count: int, constraint: str) -> list[str]:
     """Return the registers behind a pointer as operands of PTX.
 
-    ``constraint`` is empty for operands that are read, ``=`` or ``+`` for those that are written.
+    Parameters
+    ----------
+    pointer : str
+        Name of the pointer.
+    dtype : str
+        Type of the elements; those of several to a register, or none, have words.
+    count : int
+        Number of registers.
+    constraint : str
+        Empty for operands that are read, ``=`` or ``+`` for those that are written.
     """
     c, letter = _REGISTERS.get(dtype, ("unsigned int", "r"))
     const = "" if constraint else "const "
@@ -264,7 +283,7 @@ def _product(instruction: TensorCoreInstruction) -> Definition:
         f"{text} {', '.join(vectors)};",
         array("c", instruction.c, sums, "+"),
         [*array("a", instruction.a, first, ""), *array("b", instruction.b, second, "")],
-        # It reads and writes registers only, so the compiler may move it across memory accesses.
+        # The compiler may move it across memory accesses.
         memory=False,
     )
     return Definition(instruction.mma_function, "void* c, const void* a, const void* b", [product])

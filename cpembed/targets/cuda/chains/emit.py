@@ -17,10 +17,10 @@ from cpembed.codegen.plan import Script, buffer, storage_dtype
 from cpembed.targets.cuda.chains.copied import copied_tiles
 from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan
 from cpembed.targets.cuda.chains.pointwise import write_pointwise
-from cpembed.targets.cuda.chains.registers import bit_order
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.epilogue import input_declarations, output_declarations
 from cpembed.targets.cuda.instructions import LANES
+from cpembed.targets.cuda.lane_places import bit_order
 from cpembed.targets.cuda.multistage.emit import locate_stages, turn_stages
 from cpembed.targets.cuda.multistage.linear_copies import tile_copies
 from cpembed.targets.cuda.multistage.schedule import CHUNK, SharedTile

@@ -14,9 +14,9 @@ from cpembed.targets.cuda.chains.group_plan import SHARED_REGISTERS, GroupPlan, 
 from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
-from cpembed.targets.cuda.results import Strip, stage_sums, store_strip
+from cpembed.targets.cuda.results import Strip, store_strip
 from cpembed.targets.cuda.warp_specialized.device import product_name
-from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT, CHUNK
+from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT, CHUNK, write_descriptor
 from cpembed.targets.cuda.warp_specialized.loads import map_name, write_tensor_copy
 from cpembed.targets.cuda.warp_specialized.schedule import BARRIER_BYTES, WARP_ROWS
 from cpembed.targets.cuda.warp_specialized.streaming import write_opaque
@@ -280,16 +280,7 @@ class _GroupBody:
             ("columns_matrix", plan.columns_panels, self._place(plan.columns_panels, "0", 0)),
             ("second_matrix", plan.second_panels, self._place(plan.second_panels, "0", 0)),
         ):
-            bits = factor.image.descriptor.bits
-            # TVM reads constants of 64 bits with a sign.
-            signed = bits - (bits >> 63 << 64)
-            self.writer.value(
-                name,
-                "cpembed_matrix_descriptor",
-                "uint64",
-                shared_pointer(place),
-                f"T.int64({signed})",
-            )
+            write_descriptor(self.writer, name, factor.image, place)
 
     def _matrix(self, name: str, factor: PanelFactor, stage: str, inner: int) -> str:
         """Return the descriptor of a factor's instruction tiles at a place of the depth."""
@@ -355,8 +346,4 @@ class _GroupBody:
         )
         self.script.line(f"stage = {plan.staging_offset} + warp * {plan.staging.bytes}")
         with self.script.nested(f"for strip in T.unroll({strips}):"):
-            stage_sums(self.writer, plan.second.instruction, plan.staging, plan.strip)
-            # Lanes read what others staged, and stage the next strip in its place.
-            self.writer.warp_barrier()
             store_strip(self.writer, strip)
-            self.writer.warp_barrier()

@@ -9,8 +9,8 @@ from cpembed.codegen.epilogue_text import float_text, result_text
 from cpembed.codegen.plan import bfloat16_bits
 from cpembed.ir.dtypes import is_integer, size_bytes
 from cpembed.targets.cuda.chains.plan import ChainPlan
-from cpembed.targets.cuda.chains.registers import place
 from cpembed.targets.cuda.expressions import ExpressionWriter
+from cpembed.targets.cuda.lane_places import place
 from cpembed.targets.cuda.multistage.schedule import CHUNK
 from cpembed.targets.cuda.writer import (
     Writer,

@@ -13,9 +13,9 @@ from cpembed.codegen.values import literal
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.scalars import Apply, Input
 from cpembed.targets.cuda.chains.plan import ChainPlan
-from cpembed.targets.cuda.chains.registers import lane_rows, place
 from cpembed.targets.cuda.expressions import ExpressionWriter
 from cpembed.targets.cuda.instructions import fragments
+from cpembed.targets.cuda.lane_places import lane_rows, place
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.multistage.separation import Positions
 from cpembed.targets.cuda.writer import Writer, digits, index_script, tile_values

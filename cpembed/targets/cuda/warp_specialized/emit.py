@@ -20,7 +20,7 @@ from cpembed.targets.cuda.epilogue import (
     output_elements,
 )
 from cpembed.targets.cuda.instructions import LANES
-from cpembed.targets.cuda.results import stage_sums, store_strip
+from cpembed.targets.cuda.results import store_strip
 from cpembed.targets.cuda.warp_specialized.consumers import consumers_of
 from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT
 from cpembed.targets.cuda.warp_specialized.loads import (
@@ -266,9 +266,4 @@ class _Body:
             if self.stores is not None:
                 self.stores.store(name)
                 return
-            instruction = self.product.instruction
-            stage_sums(self.writer, instruction, plan.staging, plan.strip, name)
-            # Lanes read what others staged, and stage the next strip in its place.
-            self.writer.warp_barrier()
-            store_strip(self.writer, self.consumers.strip())
-            self.writer.warp_barrier()
+            store_strip(self.writer, self.consumers.strip(), name)
