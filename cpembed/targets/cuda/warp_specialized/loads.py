@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cpembed.codegen.plan import buffer, storage_dtype
+from cpembed.codegen.plan import buffer
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import WARP_GROUP
 from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.multistage.tile_copies import copy_vector
 from cpembed.targets.cuda.tma.views import ImageCopy
 from cpembed.targets.cuda.warp_specialized.device import tensor_load_name
-from cpembed.targets.cuda.warp_specialized.layouts import CHUNK
 from cpembed.targets.cuda.warp_specialized.packing import PackedImages
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.tiles import multicast_mask
@@ -25,7 +25,6 @@ from cpembed.targets.cuda.writer import (
     guarded_place,
     index_script,
     inside_conditions,
-    register_pointer,
     shared_pointer,
 )
 
@@ -199,7 +198,7 @@ def write_by_threads(
         script.line(f"slot = turn * {WARP_GROUP} + producer")
         with script.nested(*[f"if slot < {vectors}:"] * bool(rest)):
             _locate_vector(writer, plan, number, step)
-            _copy_vector(writer, plan, number, place)
+            copy_vector(writer, PARAMETERS[number], operand, "image_row", image.place, place)
 
 
 def _locate_vector(writer: Writer, plan: SpecializedPlan, number: int, step: str) -> None:
@@ -225,23 +224,3 @@ def _locate_vector(writer: Writer, plan: SpecializedPlan, number: int, step: str
     conditions += inside_conditions(operand, values, extents)
     address = index_script(operand.address, values, extents)
     writer.script.lines(guarded_place(conditions, address))
-
-
-def _copy_vector(writer: Writer, plan: SpecializedPlan, number: int, base: str) -> None:
-    name, operand = PARAMETERS[number], plan.operand(number)
-    size = size_bytes(operand.layout.dtype)
-    width = operand.length * size
-    chunk, offset = f"element * {size} // {CHUNK}", f"element * {size} % {CHUNK}"
-    target = f"{base} + {plan.images[number].place('image_row', chunk)} + {offset}"
-    pointer = f"T.address_of({name}[place])"
-    if width >= 4:
-        writer.call(f"cpembed_cp_async_{width}", shared_pointer(target), pointer, "valid")
-        return
-    # Shorter than cp.async takes: through registers.
-    dtype = storage_dtype(operand.layout.dtype)
-    writer.script.line(
-        f'{name}_one = T.alloc_buffer(({operand.length},), "{dtype}", scope="local")'
-    )
-    register = register_pointer(f"{name}_one", "0")
-    writer.call(f"cpembed_load_{width}", register, pointer, "valid")
-    writer.call(f"cpembed_shared_store_{width}", shared_pointer(target), register)

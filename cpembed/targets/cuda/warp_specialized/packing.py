@@ -10,8 +10,7 @@ import math
 from dataclasses import dataclass
 
 from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.index import IndexExpr
-from cpembed.targets.cuda.lower import GlobalOperand
+from cpembed.targets.cuda.lower import GlobalOperand, original_access
 from cpembed.targets.cuda.packing import Location, gathering, original_location
 from cpembed.targets.cuda.warp_specialized.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
@@ -79,20 +78,13 @@ class PackedImages:
         return f"({image}) * {self.image_elements}"
 
 
-def original_coordinates(operand: GlobalOperand) -> tuple[IndexExpr, ...]:
-    """Return the coordinates of an element in the original layout, over loops and axes."""
-    layout = operand.layout
-    places = dict(zip((d.name for d in layout.dimensions), layout.access, strict=True))
-    return tuple(source.substitute(places) for source in layout.source)
-
-
 def image_packing(images: PackedImages) -> Functions:
     """Return the kernel ``(original, images)`` that packs a factor."""
     extents = images.plan.product.program.extents
 
     def locate(writer: Writer) -> Location:
         conditions, values = _located(writer, images)
-        coordinates = original_coordinates(images.operand)
+        coordinates = original_access(images.operand.layout)
         inside, address = original_location(images.operand, coordinates, values, extents)
         return [*conditions, *inside], address
 
