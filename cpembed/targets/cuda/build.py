@@ -236,53 +236,39 @@ def function_calls(plan: Plan, constants: Mapping[str, Array]) -> FunctionCalls:
     ``constants`` are values of inputs, as many elements as the workload's, by operand; they are
     packed now. Other weights are packed by a call that prepares them.
     """
-    memory, arguments, prepared = _memory(plan, constants)
+    kernels = CudaKernels(plan, CudaText("", ()))
+    memory, arguments = _memory(plan, kernels, constants)
+    prepared = kernels.prepares()
     calls: dict[bool, list[FunctionCall]] = {True: [], False: []}
-    for name, (writer, _) in functions(plan).items():
+    for name, (writer, launch) in functions(plan).items():
         factor = memory.get(name.removeprefix("pack_"))
         # A constant is packed now, so its packing kernel is none of the calls.
         if factor is None or factor.contents is None:
-            calls[name in prepared].append(_call(name, writer, memory))
+            calls[launch.kernel in prepared].append(_call(name, writer, memory))
     return FunctionCalls(tuple(calls[True]), tuple(calls[False]), arguments)
 
 
 def _memory(
-    plan: Plan, constants: Mapping[str, Array]
-) -> tuple[dict[str, Memory], dict[str, Memory], set[str]]:
-    """Return buffers by parameter and by operand, and the functions that pack weights."""
-    product = plan.product
-    workload, epilogue = product.program.workload, product.epilogue
+    plan: Plan, kernels: CudaKernels, constants: Mapping[str, Array]
+) -> tuple[dict[str, Memory], dict[str, Memory]]:
+    """Return buffers by parameter, and those that are arguments by operand."""
     memory: dict[str, Memory] = {}
     arguments: dict[str, Memory] = {}
-    prepared: set[str] = set()
-    for name, factor in zip(PARAMETERS, (plan.first, plan.second), strict=True):
-        layout, operand = factor.layout, workload.operand(factor.layout.name)
-        if operand.tensor in constants:
-            array = constants[operand.tensor].reshape(layout.original_shape)
-            memory[name] = _constant(pack(layout, array))
-            continue
-        original = Memory(math.prod(layout.original_shape), storage_dtype(layout.dtype))
-        parameter = f"{name}_original" if factor.needs_packing else name
-        arguments[operand.tensor] = memory[parameter] = original
-        if operand == workload.inputs[1] and not operand.varies:
-            prepared.add(f"pack_{name}")
-    elements = product.output.layout.elements
-    for name, parameter in input_parameters(product).items():
-        if name in constants:
-            memory[parameter] = _constant(constants[name])
-            continue
-        # It is what has such parameters.
-        assert epilogue is not None
-        if epilogue.residual is not None and name == RESIDUAL:
-            buffer = Memory(elements, storage_dtype(epilogue.residual.dtype))
+    layouts = dict(zip(PARAMETERS, (plan.first.layout, plan.second.layout), strict=True))
+    for tensor in (*kernels.operands(), *kernels.results()):
+        if tensor.tensor in constants:
+            array = constants[tensor.tensor].reshape(tensor.shape)
+            parameter = tensor.buffer.removesuffix("_original")
+            if parameter in layouts:
+                array = pack(layouts[parameter], array)
+            memory[parameter] = _constant(array)
         else:
-            dtype = epilogue.vector_dtype(name, product.sums)
-            buffer = Memory(product.channel_count, storage_dtype(dtype))
-        arguments[name] = memory[parameter] = buffer
-    for name, (parameter, dtype) in output_parameters(product).items():
-        arguments[name] = memory[parameter] = Memory(elements, storage_dtype(dtype))
-    memory[PARTIAL] = Memory(plan.schedule.splits * elements, storage_dtype(product.sums))
-    return memory, arguments, prepared
+            buffer = Memory(math.prod(tensor.shape), storage_dtype(tensor.dtype))
+            arguments[tensor.tensor] = memory[tensor.buffer] = buffer
+    product = plan.product
+    parts = plan.schedule.splits * product.output.layout.elements
+    memory[PARTIAL] = Memory(parts, storage_dtype(product.sums))
+    return memory, arguments
 
 
 def _constant(array: Array) -> Memory:

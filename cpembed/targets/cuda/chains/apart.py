@@ -21,7 +21,7 @@ from cpembed.targets.cuda import build
 from cpembed.targets.cuda.build import CudaKernels, CudaText, Kernel, Tensor
 from cpembed.targets.cuda.chains.pairs import Pair
 from cpembed.targets.cuda.chains.pointwise import converted
-from cpembed.targets.cuda.chains.row_keys import masked_score, write_scaled
+from cpembed.targets.cuda.chains.row_keys import LOWEST, combine_lanes, masked_score, write_scaled
 from cpembed.targets.cuda.emulator.executor import Launch
 from cpembed.targets.cuda.epilogue import vector_parameter
 from cpembed.targets.cuda.instructions import LANES
@@ -54,8 +54,6 @@ SCORES, BETWEEN = "Scores", "Middle"
 
 ROWS = 8
 """Number of rows of a block of the softmax, one of each warp."""
-
-_LOWEST = 'T.float32("-inf")'
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +247,7 @@ class _RowWriter:
         script = self.script
         for name in ("top", "total", "value"):
             script.line(f'{name} = T.alloc_buffer((1,), "float32", scope="local")')
-        script.lines((f"top[0] = {_LOWEST}", "total[0] = T.float32(0)"))
+        script.lines((f"top[0] = {LOWEST}", "total[0] = T.float32(0)"))
         self._locate()
         sink = f"{SINKS}[g_row * {self.sizes['r']} + r_row]"
         if self.function.sinks:
@@ -258,7 +256,7 @@ class _RowWriter:
             script.line("top[0] = T.max(top[0], value[0])")
         self._combine("top[0]", "T.max(top[0], {})")
         # A row without any key: its powers are zero, not NaN.
-        script.line(f"top[0] = T.Select(top[0] == {_LOWEST}, T.float32(0), top[0])")
+        script.line(f"top[0] = T.Select(top[0] == {LOWEST}, T.float32(0), top[0])")
         if self.function.sinks:
             script.line(f"value[0] = {sink}")
             self._power()
@@ -313,9 +311,5 @@ class _RowWriter:
         self.writer.call("cpembed_exp2", register_pointer("value", "0"))
 
     def _combine(self, target: str, operation: str) -> None:
-        for bit in range(LANES.bit_length() - 1):
-            shuffled = (
-                'T.call_pure_extern("float32", "__shfl_xor_sync", T.uint32(4294967295), '
-                f"{target}, {1 << bit})"
-            )
-            self.script.line(f"{target} = {operation.format(shuffled)}")
+        masks = (1 << bit for bit in range(LANES.bit_length() - 1))
+        combine_lanes(self.script, target, operation, masks)

@@ -6,7 +6,7 @@ visits the chunks in which any of its rows has keys; a warp masks only those tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from cpembed.codegen.plan import Script, read
 from cpembed.codegen.values import literal
@@ -269,6 +269,27 @@ class RowKeys:
 _DIMENSIONS = {"g": "h", "r": "h"}
 """Dimensions of a mask by those of the scores, where they differ: heads are those of keys, and the
 ones that share them."""
+
+
+def combine_lanes(script: Script, target: str, operation: str, masks: Iterable[int]) -> None:
+    """Write the combination of a value with those of other lanes.
+
+    Parameters
+    ----------
+    script : Script
+    target : str
+        The value, which becomes that of all of these lanes.
+    operation : str
+        Its combination with another one, ``{}``.
+    masks : iterable of int
+        Binary digits in which the numbers of the lanes differ.
+    """
+    for mask in masks:
+        shuffled = (
+            'T.call_pure_extern("float32", "__shfl_xor_sync", T.uint32(4294967295), '
+            f"{target}, {mask})"
+        )
+        script.line(f"{target} = {operation.format(shuffled)}")
 
 
 def write_scaled(script: Script, function: RowSoftmax, score: str, label: str) -> None:
