@@ -141,7 +141,18 @@ def tile_us(kernel: ProductKernel, times: HostTimes) -> float:
 def packings_us(
     products: Sequence[TileProduct], inputs: Tensors, target: AnyTarget, threads: int
 ) -> float:
-    """Return the time in which keys and values are packed, once for all blocks of rows."""
+    """Return the time in which keys and values are packed, once for all blocks of rows.
+
+    Parameters
+    ----------
+    products : sequence of TileProduct
+        Products of scores and of values.
+    inputs : sequence of PlacedTensor
+        Query, key and value, then others.
+    target : Target
+        Target whose calibration estimates copies.
+    threads : int
+    """
     return sum(
         estimate_copy_us(target, tensor, tensor, threads)
         for product, name, tensor in zip(products, "KV", inputs[1:3], strict=True)

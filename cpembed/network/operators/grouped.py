@@ -143,7 +143,12 @@ def over_words(
 def over_groups(kernel: Kernel, form: GroupedFormat, write: Callable[[str, int], None]) -> None:
     """Write a loop over the complete groups of a row, then the last one if it has fewer columns.
 
-    Its parameters are those of :func:`over_words`.
+    Parameters
+    ----------
+    kernel : Kernel
+    form : GroupedFormat
+    write : callable
+        Writes the statements of a group from its number and the number of its columns.
     """
     _over_parts(kernel, "group", form.columns, form.block, write)
 
