@@ -359,9 +359,7 @@ class _ProgramReader:
 
     def _check_loops(self, line: _Line, issue: Issue, column: int) -> None:
         loops = {block.name for block in self._blocks[1:]}
-        expressions = [e for a in issue.operands.values() for e in (a.base, a.lane)]
-        expressions += [e for size in issue.sizes.values() for e in size] + list(issue.guards)
-        for expression in expressions:
+        for expression in issue.expressions:
             for name in expression.iterators:
                 if name not in loops:
                     line.fail(f"{name} is no loop around this instruction", column)

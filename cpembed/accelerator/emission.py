@@ -13,7 +13,7 @@ from cpembed.accelerator.copies import Copies
 from cpembed.accelerator.executions import execution_sizes, granule_loops, points
 from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import AddressingError, PlanningError, Step
-from cpembed.accelerator.program import Issue, Loop, Meaning, Node, Program
+from cpembed.accelerator.program import Issue, Loop, Meaning, Node, Program, issues_of
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.store_order import (
     LateStore,
@@ -278,8 +278,7 @@ class Lowering(Copies):
             for b in self.buffers.table.values()
             if b.depth and not b.spec.is_home
         ]
-        program = Program("", machine, {}, tuple(body))
-        for loops, issue in program.issues():
+        for loops, issue in issues_of(body):
             if any(guard.terms for guard in issue.guards) and issue.meaning is None:
                 raise PlanningError(
                     "rejected: the last tiles have fewer transfers than others, between which "

@@ -194,8 +194,7 @@ class _Text:
 
     def _parameters(self, loops: list[str]) -> str:
         tensors = [
-            f"{'const ' if tensor.role in ('input', 'constant') else ''}"
-            f"{c_type(tensor.dtype)} *{name}"
+            f"{'const ' if tensor.is_loaded else ''}{c_type(tensor.dtype)} *{name}"
             for name, tensor in self._program.tensors.items()
         ]
         return ", ".join([*tensors, *(f"ptrdiff_t {loop}" for loop in loops)]) or "void"

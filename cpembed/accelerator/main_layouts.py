@@ -37,13 +37,7 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
         after[dimension] = max(after[dimension], end - shape[dimension])
     lanes = next((b.lanes for b in template.buffers if b.tensor == tensor), ())
     last = _contiguous(template, tensor)
-    role = "temporary"
-    if tensor in specification.constants:
-        role = "constant"
-    elif tensor in specification.inputs:
-        role = "input"
-    elif tensor in specification.outputs:
-        role = "output"
+    role = specification.roles.get(tensor, "temporary")
     lane_dimensions = tuple(d for d, _ in lanes)
     outer_dimensions = tuple(d for d in range(len(shape)) if d not in lane_dimensions)
     plain = MainTensor(
@@ -58,16 +52,8 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
     if template.problem.keeps_order and role != "constant":
         return [replace(plain, order=tuple(range(len(shape))))]
     blocks = dict(lanes)
-    blocked = MainTensor(
-        tensor,
-        shape,
-        operand.dtype,
-        (*lane_dimensions, *outer_dimensions, *lane_dimensions),
-        tuple(before),
-        tuple(after),
-        blocks,
-        role=role,
-    )
+    order = (*lane_dimensions, *outer_dimensions, *lane_dimensions)
+    blocked = replace(plain, order=order, blocks=blocks)
     if not blocks:
         order = tuple(range(len(shape)))
         orders = [order]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cpembed.accelerator.addressing import Scalar, TableEntry, bind_scalar
 from cpembed.accelerator.problem import PlanningError
-from cpembed.accelerator.program import Issue, Loop, Node
+from cpembed.accelerator.program import Issue, Loop, Node, issues_of
 from cpembed.accelerator.transfers import BoundIssue
 from cpembed.hw.isa import InstructionSet, IsaInstruction
 from cpembed.ir.expression import Access, Cast, Expression
@@ -29,11 +29,9 @@ def with_configuration(body: Sequence[Node], machine: InstructionSet) -> tuple[N
 
 
 def _needs(node: Node) -> Iterator[tuple[str, Scalar | None]]:
-    if isinstance(node, Loop):
-        for inner in node.body:
-            yield from _needs(inner)
-    elif isinstance(node, BoundIssue):
-        yield from node.registers
+    for _, issue in issues_of([node]):
+        if isinstance(issue, BoundIssue):
+            yield from issue.registers
 
 
 def _loop_names(node: Node) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from cpembed.accelerator.addressing import (
@@ -417,18 +417,4 @@ def renamed(node: Node, new: Mapping[str, str]) -> Node:
         body = tuple(renamed(n, new) for n in node.body)
         return Loop(new.get(node.name, node.name), node.extent, body)
 
-    def change(e: IndexExpr) -> IndexExpr:
-        return e.rename(lambda name: new.get(name, name))
-
-    return replace(
-        node,
-        operands={
-            k: replace(a, base=change(a.base), lane=change(a.lane))
-            for k, a in node.operands.items()
-        },
-        sizes={k: tuple(map(change, s)) for k, s in node.sizes.items()},
-        guards=tuple(map(change, node.guards)),
-        contents={
-            k: replace(c, index=tuple(map(change, c.index))) for k, c in node.contents.items()
-        },
-    )
+    return node.mapped(lambda e: e.rename(lambda name: new.get(name, name)))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.accelerator.program import Loop, Node, Program
+from cpembed.accelerator.program import Loop, Node, Program, execution_count
 from cpembed.accelerator.proof.facts import IssueFacts
 from cpembed.accelerator.proof.result import ObligationError, UndecidedError
 from cpembed.accelerator.proof.tensors import Tensors
@@ -332,11 +332,6 @@ def dense_strides(place: OperandPlace, sizes: Mapping[str, int], position: int) 
     return math.prod(digit.size(sizes[digit.axis]) for digit in place.rows[position + 1 :])
 
 
-def slots(body: Sequence[Node]) -> int:
-    """Return the number of executions of a body, those that guards leave out included."""
-    return sum(n.extent * slots(n.body) if isinstance(n, Loop) else 1 for n in body)
-
-
 def trace_order(program: Program, tensors: Tensors) -> tuple[list[Instances], Integers, Integers]:
     """Return the executions of a program in the order of its text.
 
@@ -345,7 +340,7 @@ def trace_order(program: Program, tensors: Tensors) -> tuple[list[Instances], In
     tuple of (list of Instances, ndarray, ndarray)
         The instructions of the text; for each execution, which of them it is and its iteration.
     """
-    total = slots(program.body)
+    total = execution_count(program.body)
     if total > LARGEST_TRACE:
         raise UndecidedError(f"{program.name} executes {total:,} instructions")
     instances: list[Instances] = []
@@ -355,7 +350,7 @@ def trace_order(program: Program, tensors: Tensors) -> tuple[list[Instances], In
     def place(body: Sequence[Node], loops: tuple[Loop, ...], offset: Any) -> None:
         for node in body:
             if isinstance(node, Loop):
-                size = slots(node.body)
+                size = execution_count(node.body)
                 steps = np.arange(node.extent) * size
                 place(node.body, (*loops, node), (offset[:, None] + steps).reshape(-1))
                 offset = offset + node.extent * size
