@@ -339,15 +339,9 @@ class _Builder:
         if is_turned or is_straight or neighbours is None:
             return spec.lanes
         move = chain.moves[place - 1]
-        extents = move.instruction.extents
-        output = move.instruction.outputs[0]
-        index = move.instruction.computation.access(output).index
-        described = move.instruction.places[output]
-        sizes = {
-            name: 1 + e.bounds(extents)[1]
-            for name, e in zip(described.dimensions, index, strict=True)
-        }
-        return ((neighbours, math.prod(d.size(sizes[d.axis]) for d in described.lanes)),)
+        return (
+            (neighbours, math.prod(move.instruction.lane_radices(move.instruction.outputs[0]))),
+        )
 
 
 def _producer_memory(step: Step, tensor: str) -> str:

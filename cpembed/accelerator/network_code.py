@@ -19,6 +19,7 @@ import numpy as np
 
 from cpembed.accelerator.graph_layouts import GraphLayout
 from cpembed.accelerator.host_code import NUMBERS, specification_function
+from cpembed.accelerator.layouts import main_digits
 from cpembed.accelerator.machine_code import (
     c_type,
     preamble,
@@ -399,11 +400,11 @@ def _position_lines(view: GraphLayout) -> Iterator[str]:
         rest //= size
         yield f"size_t d{dimension} = flat / {rest} % {size} + {layout.before[dimension]};"
     terms: list[str] = []
-    placed: set[int] = set()
-    for dimension, stride in zip(layout.order, layout.strides, strict=True):
-        text, block = f"d{dimension}", layout.blocks.get(dimension)
-        if block is not None:
-            text += f" % {block}" if dimension in placed else f" / {block}"
-        placed.add(dimension)
-        terms.append(f"({text}) * {stride}")
+    for digit in main_digits(layout):
+        text = f"d{digit.dimension}"
+        if digit.modulus is not None:
+            text += f" % {digit.modulus}"
+        elif layout.blocks.get(digit.dimension) is not None:
+            text += f" / {digit.divisor}"
+        terms.append(f"({text}) * {digit.stride}")
     yield f"return {' + '.join(terms) or '0'};"

@@ -51,9 +51,8 @@ def lane_blocks(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
     place = step.instruction.places[operand]
     index = _index_by_dimension(step, operand)
     lanes: list[tuple[int, int]] = []
-    for d in place.lanes:
+    for d, size in zip(place.lanes, step.instruction.lane_radices(operand), strict=True):
         e = index[d.axis]
-        size = d.size(1 + e.bounds(step.instruction.extents)[1])
         if e.single_iterator is None:
             lanes += _window_lanes(step, operand, e, size)
             continue

@@ -187,13 +187,10 @@ def _span(
 ) -> int:
     """Return the number of rows from the first to the last one of an operand.
 
-    ``extents`` are the largest sizes of the instruction's axes.
+    ``extents`` are the largest sizes of the axes that are arguments.
     """
     place = instruction.places[operand]
-    index = instruction.computation.access(operand).index
-    sizes = {
-        name: 1 + e.bounds(extents)[1] for name, e in zip(place.dimensions, index, strict=True)
-    }
+    sizes = instruction.dimension_sizes(operand, extents)
     span = 1
     for d in place.rows:
         described = place.strides.get(str(d), 1)
@@ -259,7 +256,6 @@ def _part(
         latency = max(latency, late)
         zero = {loop.name: IndexExpr() for loop in inner}
         largest = {a: int(np.max(size)) for a, size in sizes.items()}
-        extents = {**instruction.extents, **largest}
         for operand, address in issue.operands.items():
             memory = instruction.places[operand].memory
             kind = machine.memories[memory].kind if memory in machine.memories else None
@@ -267,7 +263,7 @@ def _part(
                 continue
             target = writes if operand in instruction.outputs else reads
             base = address.base.substitute(zero)
-            span = _span(instruction, operand, address, extents)
+            span = _span(instruction, operand, address, largest)
             access = _Access(memory, base, _passes(address, span, inner))
             target.setdefault((memory, str(base)), access)
         accumulates |= any(s.reduction for s in instruction.computation.statements)

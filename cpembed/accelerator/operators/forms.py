@@ -219,3 +219,8 @@ def number(value: float) -> str:
     """Return the text of a number in the expression language."""
     text = repr(float(value))
     return f"(0 - {text[1:]})" if text.startswith("-") else text
+
+
+def integer_text(value: int) -> str:
+    """Return the text of an integer in the expression language."""
+    return str(value) if value >= 0 else f"(0 - {-value})"
