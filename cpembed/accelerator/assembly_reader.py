@@ -157,8 +157,8 @@ class _Line:
         return float(text)
 
 
-def read_program(source: str, machine: InstructionSet, name: str = "program") -> Program:
-    """Read a program (:func:`cpembed.accelerator.assembly.parse`).
+def parse(source: str, machine: InstructionSet, name: str = "program") -> Program:
+    """Read a program, which has no specification.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.accelerator.assembly_reader import LARGEST_TEXT, read_program
+from cpembed.accelerator.assembly_reader import LARGEST_TEXT, parse
 from cpembed.accelerator.executor import LARGEST_MEMORY, Run, execute
 from cpembed.accelerator.program import Array, MainTensor, Program
 from cpembed.errors import ProgramError, WorkloadError
@@ -87,7 +87,7 @@ def read_assembly(path: Path, machine: InstructionSet) -> Program:
         source = read_regular(path, LARGEST_TEXT).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ProgramError(f"{path}: not a text in UTF-8: give the assembly") from None
-    return read_program(source, machine, str(path))
+    return parse(source, machine, str(path))
 
 
 def emulate(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cpembed.accelerator.buffer_specs import shared_index
-from cpembed.accelerator.operand_rows import walked_steps
+from cpembed.accelerator.operand_rows import OperandRows
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, problem_variants
 from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.template import Template, exact_template, is_possible
@@ -126,7 +126,7 @@ def _contiguous(template: Template, tensor: str) -> dict[int, int]:
         for position, (name, e) in enumerate(zip(place.dimensions, index, strict=True)):
             is_last = position == len(index) - 1
             if place.strides.get(name, 1 if is_last else "any") == 1 and e.single_iterator:
-                for dimension, _, count in walked_steps(step, e.single_iterator, operand):
+                for dimension, _, count in OperandRows(step, operand).walks(e.single_iterator):
                     counts.setdefault(dimension, count)
     return counts
 
