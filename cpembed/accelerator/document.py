@@ -88,14 +88,7 @@ def network_document(
 
 
 def step_energy(step: ProgramStep, table: EnergyTable) -> dict[str, float]:
-    """Return the estimated picojoules by level of an operator's programs.
-
-    Parameters
-    ----------
-    step : ProgramStep
-    table : EnergyTable
-        Energies of the machine.
-    """
+    """Return the estimated picojoules by level of an operator's programs."""
     return summed(table.by_level(cost.executions, cost.moved) for cost in step.costs)
 
 

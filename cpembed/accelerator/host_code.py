@@ -54,12 +54,6 @@ def specification_function(specification: Specification, name: str) -> str:
 
     Its parameters are pointers to the tensors of :attr:`Specification.operands`, in their order.
 
-    Parameters
-    ----------
-    specification : Specification
-    name : str
-        Name of the function.
-
     Raises
     ------
     LoweringError

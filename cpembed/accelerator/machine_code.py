@@ -77,12 +77,6 @@ def without_warnings(definitions: str) -> str:
 def program_function(program: Program, name: str) -> str:
     """Return a program as a static function, with a pointer for each of its tensors.
 
-    Parameters
-    ----------
-    program : Program
-    name : str
-        Name of the function.
-
     Raises
     ------
     LoweringError

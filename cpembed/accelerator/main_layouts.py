@@ -75,14 +75,7 @@ def has_own_order(layout: MainTensor) -> bool:
 
 
 def may_reorder(problem: OperatorProblem, machine: InstructionSet) -> bool:
-    """Return True if instructions may address tensors in another order better than in their own.
-
-    Parameters
-    ----------
-    problem : OperatorProblem
-        Problem that leaves the order open.
-    machine : InstructionSet
-    """
+    """Return True if instructions may address tensors in another order better than in their own."""
     has_fixed = _has_fixed_strides(machine)
     specification = problem.specification
     outside = (*specification.inputs, *specification.outputs)

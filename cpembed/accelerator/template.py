@@ -103,14 +103,7 @@ class Template:
         return next(b for b in self.buffers if b.key == (tensor, memory))
 
     def variant(self, instruction: IsaInstruction, accumulates: bool) -> IsaInstruction | None:
-        """Return the instruction that differs only in whether it goes on from its output.
-
-        Parameters
-        ----------
-        instruction : IsaInstruction
-        accumulates : bool
-            True for the one that goes on.
-        """
+        """Return the instruction that differs only in whether it goes on from its output."""
         for alternative in self.machine.instructions.values():
             if (
                 alternative.accumulates == accumulates
@@ -133,12 +126,6 @@ class Template:
 
         Those that write main memory in sizes set at run time end with the tensor; in rows, others
         need whole granules.
-
-        Parameters
-        ----------
-        step : Step
-        axis : str
-            Name of the shared axis.
         """
         is_exact = self._writes_main(step) and axis not in step.padded
         return self.true_extents[axis] if is_exact else self.extents[axis]
@@ -147,12 +134,6 @@ class Template:
         """Return how far a statement needs its output in main memory along a shared axis.
 
         What instructions write in rows is copied to main memory without margins.
-
-        Parameters
-        ----------
-        step : Step
-        axis : str
-            Name of the shared axis.
         """
         return self.extent(step, axis) if self._writes_main(step) else self.true_extents[axis]
 

@@ -72,7 +72,7 @@ class OperatorForm:
 
     @property
     def signature(self) -> Hashable:
-        """What the plan of a canonical form depends on: all but its floating-point numbers."""
+        """All that the plan of a canonical form depends on, without its floating-point numbers."""
         specification = self.specification
         statements = tuple(
             (

@@ -196,11 +196,6 @@ def fixed_multipliers(scales: Array) -> tuple[Array, int] | None:
     >>> fixed_multipliers(np.array([0.5, 0.25]))
     (array([1073741824,  536870912]), 31)
 
-    Parameters
-    ----------
-    scales : ndarray
-        Positive scales.
-
     Returns
     -------
     (ndarray, int) or None

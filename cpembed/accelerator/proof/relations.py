@@ -425,13 +425,7 @@ def issue_relations(program: Program, tensors: Tensors) -> list[IssueRelations]:
 
 
 def reads_in_place(read: Touch, write: Touch) -> bool:
-    """Return True if each point of an instruction reads where it writes.
-
-    Parameters
-    ----------
-    read, write : Touch
-        An input and the output of one instruction.
-    """
+    """Return True if each point of an instruction reads where it writes."""
     relations = read.relations
     facts = relations.facts
     if facts.assignment.reduction is not None:
