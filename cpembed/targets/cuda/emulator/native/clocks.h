@@ -13,7 +13,9 @@
 #include <vector>
 
 constexpr int kCollective = 32;  // As a lane: a warp's collective function.
-constexpr int kSlots = 33;
+/* One that writes: each lane writes a part, so that one lane vouches for its own part alone. */
+constexpr int kCollectiveWrite = 33;
+constexpr int kSlots = 34;
 
 /* 3 bits for a state, 6 of the lane, 16 of the component, 32 of the time. */
 using Stamp = uint64_t;
@@ -51,8 +53,9 @@ class Clock {
       uint32_t reached = lanes >> i & 1 ? time : live >> i & 1 ? 0 : UINT32_MAX;
       l.times[i] = std::max(l.times[i], reached);
     }
-    // Each lane takes part in the warp's collective functions.
+    // What the warp has read together, it has read before any lane goes on.
     l.times[kCollective] = std::max(l.times[kCollective], time);
+    l.complete_writes();
     tidy(component);
   }
 
@@ -63,6 +66,7 @@ class Clock {
       if (l.most() <= time(l.component)) continue;
       Lanes &mine = lanes_of(l.component);
       for (int i = 0; i < kSlots; i++) mine.times[i] = std::max(mine.times[i], l.times[i]);
+      mine.complete_writes();
       tidy(l.component);
     }
   }
@@ -73,6 +77,12 @@ class Clock {
   struct Lanes {
     uint32_t component;
     uint32_t times[kSlots];
+
+    /* What all lanes have written together. */
+    void complete_writes() {
+      uint32_t all = *std::min_element(times, times + 32);
+      times[kCollectiveWrite] = std::max(times[kCollectiveWrite], all);
+    }
 
     uint32_t least() const {
       uint32_t made = UINT32_MAX;
@@ -214,7 +224,8 @@ struct WarpClock {
   /* Whether an access of `lane` comes after a stamped one; of a collective function: of all lanes. */
   bool knows(Stamp before, int lane) const {
     uint32_t c = component_of(before);
-    if (c == component && lane_of(before) == lane) return true;
+    if (c == component && (lane_of(before) == lane || (lane == kCollectiveWrite && lane_of(before) == kCollective)))
+      return true;
     if (common.order.time(c) >= time_of(before)) return true;
     return knows_by_lane(before, lane);
   }

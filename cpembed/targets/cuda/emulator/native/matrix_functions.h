@@ -78,7 +78,7 @@ static void store_matrices(Warp &w, uint32_t) {
     for (int row = 0; row < 8; row++) {
       Request &r = w.request(matrix * 8 + row);
       if (!shared_memory.valid(r.first, 16, 16, r.function->name, r.site) ||
-          !shared_memory.write(r.first, 16, now(kCollective), kWritten, r.site))
+          !shared_memory.write(r.first, 16, now(kCollectiveWrite), kWritten, r.site))
         return;
       memcpy(const_cast<void *>(r.first), element[row], 16);
       for (int word = 0; word < 4; word++)

@@ -92,12 +92,12 @@ static bool touch_lines(const Tile &tile, int element, bool writes) {
     size_t aligned = line ? 1 : alignment;
     if (shared) {
       if (!shared_memory.valid(start, size_t(bytes), aligned, name, r.site)) return false;
-      Stamp stamp = now(kCollective);
+      Stamp stamp = now(writes ? kCollectiveWrite : kCollective);
       if (!(writes ? shared_memory.write(start, size_t(bytes), stamp, kWritten, r.site)
                    : shared_memory.read(start, size_t(bytes), stamp, r.site)))
         return false;
     } else if (!global_access(start, size_t(bytes), aligned, writes ? kWritten : kUnset, name, r.site,
-                              actor_of(now(kCollective)))) {
+                              actor_of(now(writes ? kCollectiveWrite : kCollective)))) {
       return false;
     }
   }

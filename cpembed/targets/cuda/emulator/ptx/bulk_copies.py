@@ -42,6 +42,8 @@ def _extra_operands(call: Call, first: int) -> tuple[Operand, ...]:
 def _mask(call: Call, rest: tuple[Operand, ...]) -> str:
     if len(rest) != bool(call["multicast"]):
         raise LoweringError("a multicast needs a mask of blocks, and other copies have none")
+    if rest and call["to"] != "shared::cluster":
+        raise LoweringError("a multicast goes to .shared::cluster")
     return f"true, {call.value(rest[0], 'b16')}" if rest else "false, 0u"
 
 
