@@ -186,8 +186,7 @@ def _prefetch_map(call: Call) -> str:
     return call.invoke("prefetch_tensormap", pointer)
 
 
-runtime_call(
-    "fence.proxy.async",
-    "fence_proxy_async",
-    optional("space", "global", "shared::cta", "shared::cluster"),
-)
+@instruction("fence.proxy.async", optional("space", "shared::cta", "shared::cluster", "global"))
+def _fence_async(call: Call) -> str:
+    call.require_operands(0)
+    return call.invoke("fence_proxy_async", "false" if call["space"] == "global" else "true")

@@ -205,6 +205,17 @@ def test_a_lane_fences_its_own_part_of_a_matrix(before: int, after: int, meets: 
         assert re.search("missing fence.proxy.async|data race", line), line
 
 
+@pytest.mark.parametrize("space", ["", ".shared::cta", ".shared::cluster", ".global"])
+def test_fences_are_of_a_space(space: str) -> None:
+    fence = FENCE.replace(".shared::cta", space)
+    source = ANNOUNCED.replace("FIRST", fence).replace("SECOND", "").replace("COPIES", "1")
+    arguments = [np.zeros(256, np.uint16), np.int32(-1), 0, 1]
+    if space == ".global":
+        assert "missing fence.proxy.async" in fault(compile_text(source), TWO_WARPS, arguments)
+    else:
+        compile_text(source).run(TWO_WARPS, arguments)
+
+
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("lanes", [ALL, 1, ISSUER, *SOME])
 def test_a_lane_announces_its_own_part_of_a_matrix(lanes: int, order: Order | int) -> None:
