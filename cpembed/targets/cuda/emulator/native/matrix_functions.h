@@ -20,6 +20,7 @@ static bool whole_warp(const char *name, Site site) {
 template <int count, bool transposed>
 static void load_matrices(Warp &w, uint32_t) {
   uint16_t element[count][8][8];
+  w.clock.reads_together = true;
   for (int matrix = 0; matrix < count; matrix++) {
     uint32_t words[32];
     for (int row = 0; row < 8; row++) {

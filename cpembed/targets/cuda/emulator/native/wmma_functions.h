@@ -87,6 +87,7 @@ static bool touch_lines(const Tile &tile, int element, bool writes) {
     set_fault("%s at {at:%u} has lines of %d bytes that begin %zu apart", name, r.site, bytes, pitch);
     return false;
   }
+  if (!writes) warp->clock.reads_together = true;
   for (int line = 0; line < lines; line++) {
     const unsigned char *start = base + pitch * size_t(line);
     size_t aligned = line ? 1 : alignment;

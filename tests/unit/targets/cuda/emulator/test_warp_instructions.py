@@ -227,3 +227,50 @@ def test_a_lane_announces_its_own_part_of_a_matrix(lanes: int, order: Order | in
     else:
         line = fault(compile_text(source), TWO_WARPS, [out, mask, 0, 0], order)
         assert re.search("data race in shared memory: .* which warp 0 wrote", line), line
+
+
+# A warp reads matrices, and lanes of it let the other one overwrite them.
+RELEASED = """extern "C" __global__ void k(unsigned* out, int lanes, int meets) {
+  __shared__ __align__(128) unsigned tile[128];
+  __shared__ __align__(8) unsigned long long object;
+  unsigned first = (unsigned)__cvta_generic_to_shared(tile);
+  unsigned place = (unsigned)__cvta_generic_to_shared(&object), lane = threadIdx.x % 32;
+  if (threadIdx.x == 0)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 ::"r"(place), "r"(__popc(lanes)) : "memory");
+  tile[threadIdx.x] = tile[threadIdx.x + 64] = 7;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    unsigned r[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(first + lane * 16) : "memory");
+    if (meets) __syncwarp();
+    if (lanes >> lane & 1) { ARRIVAL }
+    out[lane] = r[0] + r[1] + r[2] + r[3];
+  } else {
+    asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;"
+                 "@!p bra again; }" ::"r"(place) : "memory");
+    for (int n = lane; n < 128; n += 32) tile[n] = 8;
+  }
+}"""
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("meets", [False, True])
+@pytest.mark.parametrize("lanes", [ALL, 1, ISSUER, *SOME])
+def test_a_lane_releases_its_own_part_of_a_matrix(
+    lanes: int, meets: bool, order: Order | int
+) -> None:
+    source = RELEASED.replace("ARRIVAL", ARRIVAL)
+    arguments = [
+        np.zeros(32, np.uint32),
+        np.array([lanes], np.uint32).view(np.int32)[0],
+        int(meets),
+    ]
+    if meets or lanes == ALL:
+        compile_text(source).run(TWO_WARPS, arguments, order=order)
+        assert (arguments[0] == 4 * 7).all()
+    else:
+        line = fault(compile_text(source), TWO_WARPS, arguments, order)
+        assert re.search("data race in shared memory: .* which warp 0 read", line), line
