@@ -79,7 +79,7 @@ class RefinedSpace(Space[S]):
             try:
                 scored = self.scored(schedule)
             except LoweringError as error:
-                # The first schedules are the smallest: what keeps them from fitting is the workload.
+                # The first schedules are the smallest, which nothing but the workload refuses.
                 self._refusal = self._refusal or error
             else:
                 yield scored
