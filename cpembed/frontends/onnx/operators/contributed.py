@@ -48,7 +48,7 @@ def _optional_channels_last(call: Call, standard: Translation) -> str:
 def _activated(call: Call, x: str) -> str:
     """Emit the activation that the attributes name."""
     name = call.text("activation", "")
-    given = [call.attribute(f"activation_{letter}") for letter in ("alpha", "beta")]
+    attributes = [call.attribute(f"activation_{letter}") for letter in ("alpha", "beta")]
     call.attribute("activation_gamma")
     call.attribute("activation_axis")
     if not name:
@@ -56,7 +56,7 @@ def _activated(call: Call, x: str) -> str:
     if name not in ACTIVATIONS:
         call.reject(f"activation {name} is not known: use {', '.join(ACTIVATIONS)}")
     function, defaults = ACTIVATIONS[name]
-    pairs = zip(given, defaults, strict=False)
+    pairs = zip(attributes, defaults, strict=False)
     numbers = (default if number is None else number for number, default in pairs)
     return call.elementwise(function(X, *numbers), x)
 
