@@ -263,14 +263,11 @@ def test_a_lane_releases_its_own_part_of_a_matrix(
     lanes: int, meets: bool, order: Order | int
 ) -> None:
     source = RELEASED.replace("ARRIVAL", ARRIVAL)
-    arguments = [
-        np.zeros(32, np.uint32),
-        np.array([lanes], np.uint32).view(np.int32)[0],
-        int(meets),
-    ]
+    out, mask = np.zeros(32, np.uint32), np.array([lanes], np.uint32).view(np.int32)[0]
+    arguments = [out, mask, int(meets)]
     if meets or lanes == ALL:
         compile_text(source).run(TWO_WARPS, arguments, order=order)
-        assert (arguments[0] == 4 * 7).all()
+        assert (out == 4 * 7).all()
     else:
         line = fault(compile_text(source), TWO_WARPS, arguments, order)
         assert re.search("data race in shared memory: .* which warp 0 read", line), line
