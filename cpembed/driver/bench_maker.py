@@ -27,7 +27,6 @@ from cpembed.driver.bench_rows import (
     run_row,
     solved_row,
 )
-from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
 from cpembed.driver.options import BackendName, MethodName, RunOptions, SolveOptions
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
@@ -48,7 +47,6 @@ from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
 from cpembed.targets.tuner import record_identity, stored_record
 from cpembed.workloads.suites import Layer
-from cpembed.workloads.user_suites import ComputedLayer
 
 Phase = Callable[[str, int], None]
 """Called with the name of a phase and a running count."""
@@ -102,10 +100,7 @@ class RowMaker:
 
     def workload(self, layer: Layer) -> Computation:
         """Return the computation of a layer, on the target's element types."""
-        if isinstance(layer, ComputedLayer):
-            return layer_workload(layer, self.layout, self.spec)
-        named = layer.workload(default_dtypes(self.spec), self.layout)
-        return named if is_typed([layer.label]) else typed_by_roles(named, self.spec.instruction)
+        return layer_workload(layer, self.spec, self.layout)
 
     def is_current(self, layer: Layer, row: BenchRow) -> bool:
         """True if a stored row used the best tuned schedule that is now known."""
