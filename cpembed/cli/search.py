@@ -15,8 +15,6 @@ from cpembed.driver.options import (
     EstimateOptions,
     ExplainOptions,
     KernelOptions,
-    SearchOptions,
-    SolveOptions,
     option,
     shared,
 )
@@ -95,9 +93,7 @@ def solve_command(arguments: SolveArguments) -> int:
     from cpembed.cost.ranking import front
     from cpembed.driver.solve import ParetoResult, solve
 
-    # Options of estimates alone must not reach `solve`, which has none of them.
-    search = SolveOptions(top=count, **shared(settings, SearchOptions))
-    resolved = options.subject(words, target, search)
+    resolved = options.subject(words, target, settings)
     with output.ProgressLine() as progress:
         result = solve(
             resolved.workload,
@@ -192,15 +188,13 @@ def explain_command(arguments: ExplainArguments) -> int:
 
     resolved = options.subject(arguments.words, arguments.target, settings)
     with output.ProgressLine() as progress:
-        # `explain` has options of both: those that one of the calls does not know are left out.
-        candidate = shared(resolved.options, CandidateOptions)
         if by_run:
-            kernel = KernelOptions(**candidate)
+            kernel = KernelOptions(**shared(resolved.options, CandidateOptions))
             request = Request(resolved.workload, resolved.target, kernel, progress=progress)
             result = explain_chosen(request, settings.method)
         else:
             result = explain(
-                resolved.workload, resolved.target, CandidateOptions(**candidate), progress=progress
+                resolved.workload, resolved.target, resolved.options, progress=progress
             )
     if not isinstance(result, Explanation):
         for path in (arguments.svg, arguments.html):

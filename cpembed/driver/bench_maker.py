@@ -151,11 +151,6 @@ class RowMaker:
             draft.error = error_row(error)
         return draft
 
-    def warm_up(self, layer: Layer) -> None:
-        """Search once as rows do, to load the libraries that the first search would load."""
-        workload = self.workload(layer)
-        self.solve(workload, self.strict, lambda phase, count: None)
-
     def solve(
         self, workload: Computation, constraints: ConstraintSet | None, report: Phase
     ) -> SolveResult:
@@ -343,7 +338,7 @@ def make_row(maker: RowMaker, layer: Layer, client_digest: str) -> BenchRow:
             "the worker has other tuned schedules or calibration constants than the client: have "
             "both read the same CPEMBED_TUNE_DIR and CPEMBED_CALIBRATION_DIR"
         )
-    _warm_up(maker, layer)
+    warm_up(maker, layer)
     row = maker.row(layer, progress=lambda phase, count: None)
     if row.run is None or row.run.provenance is Provenance.MEASURED:
         return row
@@ -358,12 +353,13 @@ def _warmed() -> list[Layer]:
     return []
 
 
-def _warm_up(maker: RowMaker, layer: Layer) -> None:
-    """Search once before the first search that is timed in this process."""
+def warm_up(maker: RowMaker, layer: Layer) -> None:
+    """Search once before the first timed search of this process: libraries load at first use."""
     if not _warmed():
         _warmed().append(layer)
+        # An error of the layer itself belongs to its row, which is made next.
         with suppress(Exception):
-            maker.warm_up(layer)
+            maker.solve(maker.workload(layer), maker.strict, lambda phase, count: None)
 
 
 def inputs_digest(maker: RowMaker, layer: Layer) -> str:
