@@ -49,7 +49,7 @@ def run_chain_command(arguments: RunArguments) -> int:
     from cpembed.driver.chains import named_chain, run_chain
 
     options.refuse_others(
-        "a chain of products", "machine", "seed", "save", "fuse", "apart", "verbose"
+        "a chain of products", "machine", "seed", "save", "fuse", "separate", "verbose"
     )
     target, settings = arguments.target, arguments.settings
     chain = named_chain(arguments.words, target)
@@ -81,7 +81,7 @@ def build_chain_command(arguments: BuildArguments, target: str) -> int:
     from cpembed.driver.chains import build_chain, named_chain
 
     options.refuse_others(
-        "a chain of products", "machine", "folder", "name", "torch", "fuse", "apart", "verbose"
+        "a chain of products", "machine", "folder", "name", "torch", "fuse", "separate", "verbose"
     )
     settings = arguments.settings
     chain = named_chain(arguments.words, target)

@@ -310,7 +310,7 @@ class OpenModelOptions:
 
     @property
     def ranges(self) -> Ranges:
-        """How close a library for ranges is to be to one for each size."""
+        """Limits on the loss of a library for ranges, and on the number of its sizes."""
         from cpembed.network.family import Ranges
 
         default = Ranges()

@@ -136,10 +136,12 @@ class FusionOptions:
         "Of a chain of products, make one kernel.  [default: what is estimated to be faster, this "
         "or --apart]",
     )
-    apart: bool = option(False, "Of a chain of products, make a kernel for each.")
+    separate: bool = option(
+        False, "Of a chain of products, make a kernel for each.", flag="--apart"
+    )
 
     def __post_init__(self) -> None:
-        if self.fuse and self.apart:
+        if self.fuse and self.separate:
             raise click.UsageError(
                 "--fuse and --apart exclude each other: give one of them",
                 click.get_current_context(),
@@ -148,7 +150,7 @@ class FusionOptions:
     @property
     def fused(self) -> bool | None:
         """True for one kernel, False for several, None for what is estimated to be faster."""
-        return self.fuse or (False if self.apart else None)
+        return self.fuse or (False if self.separate else None)
 
     def require_none(self) -> None:
         """Raise :class:`click.UsageError` if an option is given, for a single product."""
