@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of, numpy_type
+from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of
+from cpembed.ir.dtypes import numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Bitcast(Kind):
     dtype: str
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        sizes = [numpy_type(dtype).itemsize for dtype in (inputs[0].dtype, self.dtype)]
+        sizes = [numpy_dtype(dtype).itemsize for dtype in (inputs[0].dtype, self.dtype)]
         if sizes[0] != sizes[1] or self.dtype == "bool":
             raise WorkloadError(f"the bits of {inputs[0].dtype} as those of {self.dtype}")
         return (TensorType(inputs[0].shape, self.dtype),)
 
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        return (inputs[0].copy().view(numpy_type(self.dtype)),)
+        return (inputs[0].copy().view(numpy_dtype(self.dtype)),)
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,15 @@ class Resize(Kind):
         rounded = np.floor(places) if self.nearest == "floor" else np.ceil(places - 0.5)
         return np.clip(rounded, 0, size - 1).astype(np.int64)
 
+    def neighbours(self, size: int, result: int) -> tuple[Array, Array, Array]:
+        """Return the indices between which each element is in mode ``linear``, and how far.
+
+        The distance is from the first of them.
+        """
+        places = np.clip(self.places(size, result), 0, size - 1)
+        low = np.floor(places).astype(np.int64)
+        return low, np.minimum(low + 1, size - 1), places - low
+
     @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         value = inputs[0]
@@ -244,10 +254,8 @@ class Resize(Kind):
             if self.mode == "nearest":
                 value = np.take(value, self.indices(size, result), axis)
                 continue
-            places = np.clip(self.places(size, result), 0, size - 1)
-            low = np.floor(places).astype(np.int64)
-            high = np.minimum(low + 1, size - 1)
-            weight = (places - low).reshape([-1 if d == axis else 1 for d in range(value.ndim)])
+            low, high, distance = self.neighbours(size, result)
+            weight = distance.reshape([-1 if d == axis else 1 for d in range(value.ndim)])
             a, b = (np.take(value, i, axis).astype(np.float64) for i in (low, high))
             value = a * (1 - weight) + b * weight
         return (value.astype(inputs[0].dtype),)

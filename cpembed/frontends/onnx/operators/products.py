@@ -19,6 +19,7 @@ from cpembed.frontends import expressions as e
 from cpembed.frontends.expressions import X, Y, Z, add, div, mul, sub
 from cpembed.frontends.indexed import maxima_with_places
 from cpembed.frontends.onnx.call import Call, Translation
+from cpembed.frontends.onnx.operators.elementwise import ACTIVATIONS
 from cpembed.frontends.products import Window
 from cpembed.graph.kinds import Input, Product, Reduce
 from cpembed.ir.dtypes import accumulator
@@ -40,9 +41,9 @@ def window_of(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
         Sizes of the window and of the image, one number a pooled or convolved axis.
     """
     axes = len(taps)
-    strides = call.list_of("strides", (1,) * axes) or ()
-    dilations = call.list_of("dilations", (1,) * axes) or ()
-    pads = call.list_of("pads", (0,) * 2 * axes) or ()
+    strides = call.list_of("strides", (1,) * axes)
+    dilations = call.list_of("dilations", (1,) * axes)
+    pads = call.list_of("pads", (0,) * 2 * axes)
     if len(strides) != axes or len(dilations) != axes or len(pads) != 2 * axes:
         call.reject(f"strides, dilations or pads are not of {axes} image axes")
     if min((*strides, *dilations, *taps), default=1) < 1:
@@ -98,7 +99,7 @@ def convolution_options(call: Call, image: str, weights: str) -> dict[str, Any]:
 
 
 def _check_taps(call: Call, weights: str) -> None:
-    taps, expected = call.list_of("kernel_shape"), call.shape(weights)[2:]
+    taps, expected = call.optional_list("kernel_shape"), call.shape(weights)[2:]
     if taps is not None and taps != expected:
         call.reject(f"kernel_shape {list(taps)} is not that of the weights, {list(expected)}")
 
@@ -110,26 +111,23 @@ def _conv(call: Call) -> str:
 
 def _fused_conv(call: Call) -> str:
     """Emit a convolution, a tensor that is added, and an activation."""
-    image, weights, bias = call.input(0), call.input(1), call.optional(2)
-    options = convolution_options(call, image, weights)
-    result = call.convolved(image, weights, bias, **options)
+    result = _conv(call)
     if call.optional(3) is not None:
         result = call.elementwise(add(X, Y), result, call.input(3))
-    # An activation has two parameters at most.
-    a, b = (*(call.attribute("activation_params") or ()), 0.0, 0.0)[:2]
-    activations = {
-        "": X,
-        "Relu": e.relu(X),
-        "Tanh": apply("tanh", X),
-        "Sigmoid": apply("sigmoid", X),
-        "LeakyRelu": e.leaky_relu(X, a),
-        "Clip": e.clip(X, a, b),
-        "HardSigmoid": e.hard_sigmoid(X, a, b),
-    }
     name = call.text("activation", "")
-    if name not in activations:
+    numbers = (*(call.attribute("activation_params") or ()), 0.0, 0.0)
+    if not name:
+        return result
+    if name not in _FUSED_ACTIVATIONS:
         call.reject(f"activation {name} is not known: use Relu, Clip or Sigmoid")
-    return call.elementwise(activations[name], result) if name else result
+    function, defaults = _FUSED_ACTIVATIONS[name]
+    return call.elementwise(function(X, *numbers[: len(defaults)]), result)
+
+
+_FUSED_ACTIVATIONS = {
+    "Clip": (e.clip, (0.0, 0.0)),
+    **{n: ACTIVATIONS[n] for n in ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid")},
+}
 
 
 def _conv_transpose(call: Call) -> str:
@@ -144,14 +142,14 @@ def _transposed_options(call: Call, image: str, weights: str) -> dict[str, Any]:
     axes = len(taps)
     moving = window_of(call, taps, sizes)
     steps = [max(pair) for pair in zip(moving.strides, moving.dilations, strict=True)]
-    output_padding = call.list_of("output_padding", (0,) * axes) or ()
+    output_padding = call.list_of("output_padding", (0,) * axes)
     if not all(0 <= n < steps[k] for k, n in enumerate(output_padding)):
         call.reject(
             f"output_padding {list(output_padding)} is not below the stride or the dilation"
         )
-    output_shape = call.list_of("output_shape")
+    output_shape = call.optional_list("output_shape")
     automatic = call.text("auto_pad", "NOTSET")
-    if automatic != "NOTSET" and any(call.list_of("pads") or ()):
+    if automatic != "NOTSET" and any(call.list_of("pads")):
         call.reject(f"pads beside auto_pad {automatic}: give one of them")
     if output_shape is not None and len(output_shape) != axes:
         call.reject(f"output_shape {list(output_shape)} does not name the {axes} sizes of an image")
@@ -223,7 +221,7 @@ def pooled(call: Call, operation: str, x: str) -> str:
 
 def pooling_window(call: Call) -> Window:
     """Read the window of a pooling from the attributes, without ``ceil_mode``."""
-    taps = call.list_of("kernel_shape")
+    taps = call.optional_list("kernel_shape")
     if taps is None or len(taps) != call.rank() - 2:
         call.reject("kernel_shape does not name a size for each image axis")
     moving = window_of(call, taps, call.type().shape[2:])
