@@ -151,15 +151,19 @@ def select(problem: SelectionProblem, work: float = 30.0) -> Selection | None:
         None if no selection fits, or if work ran out before one was found.
     """
     model = _Model(problem)
+    solver = _solved(model.model, work)
+    return None if solver is None else model.selection(solver)
+
+
+def _solved(model: cp_model.CpModel, work: float) -> cp_model.CpSolver | None:
+    """Return the solver with the best solution within an amount of work; None without one."""
     solver = cp_model.CpSolver()
     # Wall time would make a selection depend on the load of the processor, as several workers do.
     solver.parameters.max_deterministic_time = work
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    status = solver.solve(model.model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None
-    return model.selection(solver, is_proven=status == cp_model.OPTIMAL)
+    status = solver.solve(model)
+    return solver if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
 
 
 @dataclass(frozen=True)
@@ -327,7 +331,7 @@ class _Model:
                 for tensor, home in execution.reads.items():
                     self._use(self.stays[tensor, home], number, self.taken[number][k])
 
-    def selection(self, solver: cp_model.CpSolver, *, is_proven: bool) -> Selection:
+    def selection(self, solver: cp_model.CpSolver) -> Selection:
         """Return the selection of a solution."""
         problem = self.problem
         numbers = [
@@ -360,7 +364,7 @@ class _Model:
         bound = max(0.0, solver.best_objective_bound * self.unit - slack)
         return Selection(
             executions, tuple(sorted(copies, key=lambda c: c.before)), rows, working, cost,
-            min(bound, cost), is_proven,
+            min(bound, cost), solver.status_name() == "OPTIMAL",
         )  # fmt: skip
 
 
@@ -420,24 +424,25 @@ def with_rows_ahead(
     stays: dict[Stay, cp_model.IntVar] = {}
     working: dict[tuple[int, str], cp_model.IntVar] = {}
     ahead: list[cp_model.IntVar] = []
-    for (tensor, name), span in spans(problem, selection).items():
-        home = problem.tensors[tensor].homes[name]
-        row = stays[tensor, name] = model.new_int_var(
-            0, problem.capacities[home.memory] - home.rows, ""
-        )
-        model.add_hint(row, selection.rows[tensor, name])
+
+    def placed(
+        memory: str, rows: int, start: int, span: Span
+    ) -> tuple[cp_model.IntVar, cp_model.IntervalVar]:
+        """Add a rectangle of rows during a span; return its first row, and its rows."""
+        row = model.new_int_var(0, problem.capacities[memory] - rows, "")
+        model.add_hint(row, start)
         time = model.new_fixed_size_interval_var(span.first, span.last - span.first + 1, "")
-        line = model.new_fixed_size_interval_var(row, home.rows, "")
-        rectangles[home.memory].append((time, line))
+        line = model.new_fixed_size_interval_var(row, rows, "")
+        rectangles[memory].append((time, line))
+        return row, line
+
+    for stay, span in spans(problem, selection).items():
+        home = problem.tensors[stay[0]].homes[stay[1]]
+        stays[stay], _ = placed(home.memory, home.rows, selection.rows[stay], span)
     for number, execution in enumerate(selection.executions):
         for memory, start in selection.working[number].items():
-            rows = execution.working_rows[memory]
-            row = working[number, memory] = model.new_int_var(
-                0, problem.capacities[memory] - rows, ""
-            )
-            model.add_hint(row, start)
-            line = model.new_fixed_size_interval_var(row, rows, "")
-            rectangles[memory].append((model.new_fixed_size_interval_var(number, 1, ""), line))
+            rows, span = execution.working_rows[memory], Span(number, number)
+            working[number, memory], line = placed(memory, rows, start, span)
             if number:
                 is_ahead = model.new_bool_var("")
                 ahead.append(is_ahead)
@@ -446,11 +451,8 @@ def with_rows_ahead(
     for pairs in rectangles.values():
         model.add_no_overlap_2d([time for time, _ in pairs], [line for _, line in pairs])
     model.maximize(sum(ahead))
-    solver = cp_model.CpSolver()
-    solver.parameters.max_deterministic_time = work
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    solver = _solved(model, work)
+    if solver is None:
         return selection
     return replace(
         selection,

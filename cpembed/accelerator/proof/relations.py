@@ -382,6 +382,14 @@ def union(sets: Sequence[isl.Set]) -> isl.Set:
     return result
 
 
+def union_map(maps: Iterable[isl.Map]) -> isl.UnionMap:
+    """Return the union of relations between any spaces."""
+    result = isl.UnionMap("{}")
+    for added in maps:
+        result = result.union(isl.UnionMap.from_map(added))
+    return result
+
+
 def layout(tensor: MainTensor) -> isl.Map:
     """Return the relation from indices of a tensor, margins included, to elements of its buffer."""
     names = [f"c{number}" for number in range(len(tensor.shape))]
