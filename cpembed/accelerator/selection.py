@@ -151,19 +151,24 @@ def select(problem: SelectionProblem, work: float = 30.0) -> Selection | None:
         None if no selection fits, or if work ran out before one was found.
     """
     model = _Model(problem)
-    solver = _solved(model.model, work)
-    return None if solver is None else model.selection(solver)
+    solved = _solved(model.model, work)
+    return None if solved is None else model.selection(*solved)
 
 
-def _solved(model: cp_model.CpModel, work: float) -> cp_model.CpSolver | None:
-    """Return the solver with the best solution within an amount of work; None without one."""
+def _solved(model: cp_model.CpModel, work: float) -> tuple[cp_model.CpSolver, bool] | None:
+    """Return the solver with the best solution within an amount of work; None without one.
+
+    The second value tells whether the solution is proven to be optimal.
+    """
     solver = cp_model.CpSolver()
     # Wall time would make a selection depend on the load of the processor, as several workers do.
     solver.parameters.max_deterministic_time = work
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     status = solver.solve(model)
-    return solver if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None
+    return solver, status == cp_model.OPTIMAL
 
 
 @dataclass(frozen=True)
@@ -331,7 +336,7 @@ class _Model:
                 for tensor, home in execution.reads.items():
                     self._use(self.stays[tensor, home], number, self.taken[number][k])
 
-    def selection(self, solver: cp_model.CpSolver) -> Selection:
+    def selection(self, solver: cp_model.CpSolver, is_proven: bool) -> Selection:
         """Return the selection of a solution."""
         problem = self.problem
         numbers = [
@@ -364,7 +369,7 @@ class _Model:
         bound = max(0.0, solver.best_objective_bound * self.unit - slack)
         return Selection(
             executions, tuple(sorted(copies, key=lambda c: c.before)), rows, working, cost,
-            min(bound, cost), solver.status_name() == "OPTIMAL",
+            min(bound, cost), is_proven,
         )  # fmt: skip
 
 
@@ -451,9 +456,10 @@ def with_rows_ahead(
     for pairs in rectangles.values():
         model.add_no_overlap_2d([time for time, _ in pairs], [line for _, line in pairs])
     model.maximize(sum(ahead))
-    solver = _solved(model, work)
-    if solver is None:
+    solved = _solved(model, work)
+    if solved is None:
         return selection
+    solver, _ = solved
     return replace(
         selection,
         rows={stay: solver.value(row) for stay, row in stays.items()},
