@@ -272,10 +272,8 @@ class _Model:
         """Return how the tiling at a place tiles the axes of a tensor."""
         axes: set[str] = set()
         for step in self.template.steps:
-            computation = step.statement.computation
-            for access in (*computation.reads, computation.statement.store):
-                if computation.operand(access.operand).tensor == tensor:
-                    axes.update(n for e in shared_index(step, access) for n in e.iterators)
+            for access in step.statement.accesses_of(tensor):
+                axes.update(n for e in shared_index(step, access) for n in e.iterators)
         choice, depth = self.choice(np.array([place])), self._depth(tensor)
         return {
             axis: list(self._splits(axis, depth))[int(choice[axis][0])]

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import islpy as isl
 
-from cpembed.accelerator.program import Address, Program
+from cpembed.accelerator.program import Address
 from cpembed.accelerator.proof.last_writes import last_writes, maps_of
 from cpembed.accelerator.proof.meanings import Meanings
 from cpembed.accelerator.proof.relations import (
@@ -55,7 +55,7 @@ def decide(tensors: Tensors) -> list[str]:
     """
 
     def attempt() -> list[str]:
-        dataflow = Dataflow(tensors.program, tensors)
+        dataflow = Dataflow(tensors)
         dataflow.run()
         return dataflow.spoiled_margins
 
@@ -68,12 +68,12 @@ def decide(tensors: Tensors) -> list[str]:
 class Dataflow:
     """A program's touches and the dependences between them."""
 
-    def __init__(self, program: Program, tensors: Tensors) -> None:
-        self.program, self.tensors = program, tensors
-        self.machine = program.machine
+    def __init__(self, tensors: Tensors) -> None:
+        self.program, self.tensors = tensors.program, tensors
+        self.machine = tensors.program.machine
         if self.machine.synchronization is Synchronization.CHANNELS:
             raise UndecidedError("channels are decided on the trace")
-        self.issues = issue_relations(program, tensors)
+        self.issues = issue_relations(tensors)
         self._touch_by_space: dict[str, Touch] = {}
         self.spoiled_margins: list[str] = []
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import islpy as isl
 
-from cpembed.accelerator.program import Loop, MainTensor, Node, Program
+from cpembed.accelerator.program import Loop, MainTensor, Node
 from cpembed.accelerator.proof.facts import IssueFacts
 from cpembed.accelerator.proof.instances import stride_sources
 from cpembed.accelerator.proof.result import ObligationError, UndecidedError
@@ -411,7 +411,7 @@ def layout(tensor: MainTensor) -> isl.Map:
     return isl.Map(f"{{ C[{', '.join(names)}] -> M[{target}] : {condition} }}")
 
 
-def issue_relations(program: Program, tensors: Tensors) -> list[IssueRelations]:
+def issue_relations(tensors: Tensors) -> list[IssueRelations]:
     """Return the instructions of the text in their order."""
     positions: list[tuple[TextPosition, IssueFacts]] = []
 
@@ -424,7 +424,7 @@ def issue_relations(program: Program, tensors: Tensors) -> list[IssueRelations]:
                 facts.check()
                 positions.append((TextPosition((*outer, number), loops), facts))
 
-    collect(program.body, (), ())
+    collect(tensors.program.body, (), ())
     depth = max((len(position.loops) for position, _ in positions), default=0)
     return [
         IssueRelations(number, facts, position, depth)
