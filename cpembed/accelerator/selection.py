@@ -410,18 +410,12 @@ def _events(problem: SelectionProblem, selection: Selection) -> Iterator[tuple[S
         yield (tensor.name, tensor.final), len(selection.executions) - 1
 
 
-def with_rows_ahead(
-    problem: SelectionProblem, selection: Selection, work: float = 2.0
-) -> Selection:
-    """Return a selection with rows of which most are free while the operator before is executed.
+_WORK_AHEAD = 2.0
+"""Deterministic time of the solver after which the best rows so far are taken."""
 
-    Parameters
-    ----------
-    problem : SelectionProblem
-    selection : Selection
-    work : float, default 2
-        Deterministic time of the solver, after which the best rows so far are taken.
-    """
+
+def with_rows_ahead(problem: SelectionProblem, selection: Selection) -> Selection:
+    """Return a selection with rows of which most are free while the operator before is executed."""
     model = cp_model.CpModel()
     rectangles: dict[str, list[tuple[cp_model.IntervalVar, cp_model.IntervalVar]]] = {
         memory: [] for memory in problem.capacities
@@ -456,7 +450,7 @@ def with_rows_ahead(
     for pairs in rectangles.values():
         model.add_no_overlap_2d([time for time, _ in pairs], [line for _, line in pairs])
     model.maximize(sum(ahead))
-    solved = _solved(model, work)
+    solved = _solved(model, _WORK_AHEAD)
     if solved is None:
         return selection
     solver, _ = solved
