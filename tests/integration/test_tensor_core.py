@@ -22,7 +22,7 @@ from cpembed.runtime.measurement.verification_data import exact_data
 from cpembed.targets.cuda import results
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
 from cpembed.targets.cuda.emulator.executor import COMPILER, Order
-from cpembed.targets.cuda.instructions import position
+from cpembed.targets.cuda.lane_places import place
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.multistage.reads import loaded
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
@@ -259,13 +259,13 @@ def test_what_is_broken_fails(mutation: str) -> None:
 def test_a_wrong_lane_map_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and columns of a lane's sums exchanged within a group of lanes."""
 
-    def wrong(fragment: str, lane: int, element: int) -> tuple[int, int]:
-        row, column = position(fragment, lane, element)
-        return (row, 6 - column) if element % 2 == 0 else (row, 8 - column)
+    def wrong(fragment: str, element: int) -> tuple[str, str]:
+        row, column = place(fragment, element)
+        return row, f"{6 + 2 * (element % 2)} - ({column})"
 
     given = workload(GEMM, target=hardware_spec("mma_f16"))
     schedule = KernelSchedule((2, 2), (1, 2), 2, 3)
-    monkeypatch.setattr(results, "position", wrong)
+    monkeypatch.setattr(results, "place", wrong)
     made = kernels(given, "mma_f16", "in_place_padded", schedule)
     with pytest.raises(AssertionError):
         compare(given, made, 3)

@@ -21,7 +21,6 @@ from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.steps import step
 from cpembed.targets.cuda.compiling import ARCHITECTURES
-from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.emulator.executor import (
     Argument,
     Counters,
@@ -36,16 +35,13 @@ from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
 from cpembed.targets.cuda.multistage.emit import product_kernel
 from cpembed.targets.cuda.multistage.schedule import MAX_THREADS, Plan, ProductPlan
-from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
-from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
+from cpembed.targets.cuda.packing import packing
+from cpembed.targets.cuda.reduction import reduction
 from cpembed.targets.cuda.tma.tensor_maps import TensorMap
 from cpembed.targets.cuda.unread import without_unread
-from cpembed.targets.cuda.warp_specialized import device as warp_groups
-from cpembed.targets.cuda.writer import (
-    PARAMETERS,
-    PARTIAL,
-    Writer,
-)
+from cpembed.targets.cuda.warp_specialized.device import function
+from cpembed.targets.cuda.warp_specialized.streaming import CLEARING
+from cpembed.targets.cuda.writer import PARAMETERS, PARTIAL, Functions, Writer
 from cpembed.transform.program import pack
 
 Array = NDArray[Any]
@@ -64,8 +60,6 @@ Array = NDArray[Any]
 #   for the target would affect all kernels of the process: TVM would then form fused multiply-adds
 #   of vectors too.
 PASS_OPTIONS = {"tirx.disable_cse_tir": True}
-CLEARING = "clear_kernel"
-"""Kernel that clears counters, once: each call leaves them cleared."""
 _FUSED_MULTIPLY_ADD = ("T.fma(", 'T.call_pure_extern("float32", "__fmaf_rn", ')
 
 
@@ -110,25 +104,18 @@ def text_digest(text: CudaText) -> str:
     return hashlib.sha256(repr((definitions, text.kernels)).encode()).hexdigest()
 
 
-def functions(plan: Plan) -> dict[str, tuple[Writer, Launch]]:
+def functions(plan: Plan) -> Functions:
     """Return the kernels of a plan by name, in the order in which they run."""
-    product, kernels = plan.product, dict[str, tuple[Writer, Launch]]()
-
-    def add(name: str, writer: Writer, grid: tuple[int, int, int], threads: int) -> None:
-        shared_bytes = plan.shared_bytes if name == "product" else 0
-        kernels[name] = writer, Launch(f"{name}_kernel", grid, (threads, 1, 1), shared_bytes)
-
+    kernels: Functions = {}
     for name, operand in zip(PARAMETERS, (plan.first, plan.second), strict=True):
         if operand.needs_packing:
-            grid = (packing_blocks(operand.layout.elements), 1, 1)
-            add(f"pack_{name}", packing_kernel(operand, name), grid, PACKING_THREADS)
+            kernels |= packing(operand, name)
     rows, columns, batch, splits = plan.blocks
-    grid = (rows * columns, batch, splits)
-    add("product", product_kernel(plan), grid, plan.schedule.threads)
+    grid, threads = (rows * columns, batch, splits), (plan.schedule.threads, 1, 1)
+    launch = Launch("product_kernel", grid, threads, plan.shared_bytes)
+    kernels["product"] = product_kernel(plan), launch
     if splits > 1:
-        threads = REDUCTION_THREADS
-        grid = (-(-product.output.layout.elements // threads), 1, 1)
-        add("reduction", reduction_kernel(product, splits), grid, threads)
+        kernels |= reduction(plan.product, splits)
     return kernels
 
 
@@ -145,7 +132,7 @@ Viewed = tuple[Parameter, TensorMap]
 
 
 def generate(
-    kernels: Mapping[str, tuple[Writer, Launch]],
+    kernels: Functions,
     architecture: str,
     maps: Mapping[str, Mapping[str, Viewed]] | None = None,
 ) -> CudaText:
@@ -223,14 +210,9 @@ def _prim_func(writer: Writer) -> Any:
     tvm = runtime.tvm()
 
     # TVM concatenates the sources, and a preprocessor directive needs a line of its own.
-    sources = {name: f"\n{_source(name).strip()}\n" for name in sorted(writer.device_functions)}
+    sources = {name: f"\n{function(name).strip()}\n" for name in sorted(writer.device_functions)}
     script = writer.script.text().replace(*_FUSED_MULTIPLY_ADD)
     return tvm.script.from_source(script, {"T": tvm.script.tirx, "tvm": tvm, "DEVICE": sources})
-
-
-def _source(name: str) -> str:
-    """Return the text of a device function, of every GPU or of warp groups."""
-    return warp_groups.function(name) if warp_groups.exists(name) else function(name)
 
 
 def cuda_target(architecture: str) -> Any:
@@ -254,53 +236,39 @@ def function_calls(plan: Plan, constants: Mapping[str, Array]) -> FunctionCalls:
     ``constants`` are values of inputs, as many elements as the workload's, by operand; they are
     packed now. Other weights are packed by a call that prepares them.
     """
-    memory, arguments, prepared = _memory(plan, constants)
+    kernels = CudaKernels(plan, CudaText("", ()))
+    memory, arguments = _memory(plan, kernels, constants)
+    prepared = kernels.prepares()
     calls: dict[bool, list[FunctionCall]] = {True: [], False: []}
-    for name, (writer, _) in functions(plan).items():
+    for name, (writer, launch) in functions(plan).items():
         factor = memory.get(name.removeprefix("pack_"))
         # A constant is packed now, so its packing kernel is none of the calls.
         if factor is None or factor.contents is None:
-            calls[name in prepared].append(_call(name, writer, memory))
+            calls[launch.kernel in prepared].append(_call(name, writer, memory))
     return FunctionCalls(tuple(calls[True]), tuple(calls[False]), arguments)
 
 
 def _memory(
-    plan: Plan, constants: Mapping[str, Array]
-) -> tuple[dict[str, Memory], dict[str, Memory], set[str]]:
-    """Return buffers by parameter and by operand, and the functions that pack weights."""
-    product = plan.product
-    workload, epilogue = product.program.workload, product.epilogue
+    plan: Plan, kernels: CudaKernels, constants: Mapping[str, Array]
+) -> tuple[dict[str, Memory], dict[str, Memory]]:
+    """Return buffers by parameter, and those that are arguments by operand."""
     memory: dict[str, Memory] = {}
     arguments: dict[str, Memory] = {}
-    prepared: set[str] = set()
-    for name, factor in zip(PARAMETERS, (plan.first, plan.second), strict=True):
-        layout, operand = factor.layout, workload.operand(factor.layout.name)
-        if operand.tensor in constants:
-            array = constants[operand.tensor].reshape(layout.original_shape)
-            memory[name] = _constant(pack(layout, array))
-            continue
-        original = Memory(math.prod(layout.original_shape), storage_dtype(layout.dtype))
-        parameter = f"{name}_original" if factor.needs_packing else name
-        arguments[operand.tensor] = memory[parameter] = original
-        if operand == workload.inputs[1] and not operand.varies:
-            prepared.add(f"pack_{name}")
-    elements = product.output.layout.elements
-    for name, parameter in input_parameters(product).items():
-        if name in constants:
-            memory[parameter] = _constant(constants[name])
-            continue
-        # It is what has such parameters.
-        assert epilogue is not None
-        if epilogue.residual is not None and name == RESIDUAL:
-            buffer = Memory(elements, storage_dtype(epilogue.residual.dtype))
+    layouts = dict(zip(PARAMETERS, (plan.first.layout, plan.second.layout), strict=True))
+    for tensor in (*kernels.operands(), *kernels.results()):
+        if tensor.tensor in constants:
+            array = constants[tensor.tensor].reshape(tensor.shape)
+            parameter = tensor.buffer.removesuffix("_original")
+            if parameter in layouts:
+                array = pack(layouts[parameter], array)
+            memory[parameter] = _constant(array)
         else:
-            dtype = epilogue.vector_dtype(name, product.sums)
-            buffer = Memory(product.channel_count, storage_dtype(dtype))
-        arguments[name] = memory[parameter] = buffer
-    for name, (parameter, dtype) in output_parameters(product).items():
-        arguments[name] = memory[parameter] = Memory(elements, storage_dtype(dtype))
-    memory[PARTIAL] = Memory(plan.schedule.splits * elements, storage_dtype(product.sums))
-    return memory, arguments, prepared
+            buffer = Memory(math.prod(tensor.shape), storage_dtype(tensor.dtype))
+            arguments[tensor.tensor] = memory[tensor.buffer] = buffer
+    product = plan.product
+    parts = plan.schedule.splits * product.output.layout.elements
+    memory[PARTIAL] = Memory(parts, storage_dtype(product.sums))
+    return memory, arguments
 
 
 def _constant(array: Array) -> Memory:
@@ -326,6 +294,54 @@ class Tensor:
     tensor: str
     shape: tuple[int, ...]
     dtype: str
+
+
+def execute(
+    text: CudaText,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    inputs: Mapping[str, Array],
+    order: Order | int,
+) -> tuple[tuple[Array, ...], dict[str, Counters]]:
+    """Execute kernels, one after the other.
+
+    Parameters
+    ----------
+    text : CudaText
+        The kernels.
+    operands, results : sequence of Tensor
+        Tensors that they read and write.
+    inputs : mapping of str to Array
+        Arrays of the tensors that they read.
+    order : Order or int
+        Order of threads, or the seed of a random one.
+
+    Returns
+    -------
+    outputs : tuple of Array
+        Results in their original layouts.
+    counters : dict of str to Counters
+        Counters of each kernel.
+
+    Raises
+    ------
+    ExecutionFault
+        If the kernels do what a GPU leaves undefined, or leave elements unwritten.
+    """
+    memory: dict[str, Array | DeviceArray] = {
+        tensor.buffer: flat_bits(inputs[tensor.tensor]) for tensor in operands
+    }
+    program, counters = compile_text(text.source), dict[str, Counters]()
+    for kernel in text.kernels:
+        arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
+        counters[kernel.launch.kernel] = program.run(kernel.launch, arguments, order=order)
+    outputs: list[Array] = []
+    for tensor in results:
+        result = memory[tensor.buffer]
+        assert isinstance(result, DeviceArray)
+        output = result.require_written(tensor.buffer).view(numpy_dtype(tensor.dtype))
+        outputs.append(output.reshape(tensor.shape))
+    return tuple(outputs), counters
 
 
 @dataclass(eq=False)
@@ -368,22 +384,10 @@ class CudaKernels:
         ExecutionFault
             If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
-        program = compile_text(self.text.source)
-        memory: dict[str, Array | DeviceArray] = {
-            operand.buffer: flat_bits(inputs[operand.tensor]) for operand in self.operands()
-        }
-        self.kernel_counters = {}
-        for kernel in self.text.kernels:
-            arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
-            name = kernel.launch.kernel
-            self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
-        outputs: list[Array] = []
-        for tensor in self.results():
-            result = memory[tensor.buffer]
-            assert isinstance(result, DeviceArray)
-            output = result.require_written(tensor.buffer).view(numpy_dtype(tensor.dtype))
-            outputs.append(output.reshape(tensor.shape))
-        return tuple(outputs)
+        outputs, self.kernel_counters = execute(
+            self.text, self.operands(), self.results(), inputs, order
+        )
+        return outputs
 
     def count(self, clusters: Sequence[int] | None = None) -> Counters:
         """Count what some clusters of the kernel of the product do, or all of them.
@@ -407,7 +411,7 @@ class CudaKernels:
         """
         kernel = next(k for k in self.text.kernels if k.launch.kernel == "product_kernel")
         memory: dict[str, Array | DeviceArray] = {}
-        arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
+        arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
         return compile_text(self.text.source).count(kernel.launch, arguments, clusters=clusters)
 
     def operands(self) -> list[Tensor]:
@@ -457,7 +461,7 @@ class CudaKernels:
         return frozenset(names | ({CLEARING} if clears else set[str]()))
 
 
-def argument_of(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:
+def _argument(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:
     """Return the argument for a parameter; memory that is missing is allocated."""
     # Workspaces and the output: nothing may be read before a kernel has written it.
     allocated = DeviceArray.unwritten(parameter.elements, parameter.dtype)

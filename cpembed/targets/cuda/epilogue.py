@@ -44,6 +44,11 @@ def output_parameters(product: TiledProduct) -> dict[str, tuple[str, str]]:
     return outputs
 
 
+def output_elements(product: TiledProduct) -> dict[str, int]:
+    """Return the number of elements of each buffer that the epilogue writes."""
+    return {name: product.output.elements for name, _ in output_parameters(product).values()}
+
+
 def input_declarations(product: TiledProduct) -> list[str]:
     """Return declarations of the buffers that the epilogue reads."""
     epilogue = product.epilogue
@@ -62,9 +67,8 @@ def input_declarations(product: TiledProduct) -> list[str]:
 
 def output_declarations(product: TiledProduct) -> list[str]:
     """Return declarations of the buffers that the epilogue writes, the result last."""
-    elements = product.output.elements
-    declared = [buffer(name, elements, t) for name, t in output_parameters(product).values()]
-    return declared[::-1]
+    elements, outputs = product.output.elements, list(output_parameters(product).values())
+    return [buffer(name, elements, dtype) for name, dtype in reversed(outputs)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -190,23 +190,9 @@ INSTRUCTIONS = tuple(
 Those of 8-bit floats need sm_89 or later (:attr:`TensorCoreInstruction.architecture`).
 """
 
-_EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e5m2")
-
 WARP_GROUP_INSTRUCTIONS = tuple(
     TensorCoreInstruction(kind="wgmma", m=64, n=8, k=k, a=a, b=b, c=c)
-    for k, types in (
-        (16, _FLOATS),
-        (32, _BYTES),
-        (
-            32,
-            tuple(
-                (a, b, c)
-                for a in _EIGHT_BIT_FLOATS
-                for b in _EIGHT_BIT_FLOATS
-                for c in ("float32", "float16")
-            ),
-        ),
-    )
+    for k, types in ((16, _FLOATS), (32, _BYTES), (32, _BYTE_FLOATS))
     for a, b, c in types
 )
 """Instructions of sm_90a, of the fewest columns (PTX ISA, ``wgmma.mma_async``)."""

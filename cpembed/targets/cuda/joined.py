@@ -19,20 +19,17 @@ from cpembed.targets.cuda.build import (
     Kernel,
     Parameter,
     Tensor,
-    argument_of,
-    flat_bits,
+    execute,
 )
 from cpembed.targets.cuda.compiling import architectures_of
-from cpembed.targets.cuda.emulator.executor import DeviceArray, Launch, Order, compile_text
+from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.targets.cuda.saving.cases import Case, Expected, case_of, cases_of
 from cpembed.targets.cuda.saving.folder import named
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
+from cpembed.targets.cuda.writer import ELEMENT_THREADS, element_launch
 
 Part = tuple[Computation, Epilogue]
 """Workload of a part of a tensor, and the epilogue that places its result there."""
-
-ZERO_THREADS = 256
-"""Number of threads of a block that stores zeros."""
 
 
 @dataclass(frozen=True)
@@ -107,32 +104,23 @@ class JoinedKernels:
         Raises :class:`~cpembed.errors.ExecutionFault` if they do what a GPU leaves undefined, or
         leave elements unwritten.
         """
-        memory: dict[str, Array | DeviceArray] = {
-            tensor.buffer: flat_bits(inputs[tensor.tensor]) for tensor in self.inputs
-        }
-        program = compile_text(self.text.source)
-        for kernel in self.text.kernels:
-            arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
-            program.run(kernel.launch, arguments, order=order)
-        result = memory[self.output.buffer]
-        assert isinstance(result, DeviceArray)
-        stored = result.require_written(self.output.buffer)
-        return stored.view(numpy_dtype(self.output.dtype)).reshape(self.output.shape)
+        (output,), _ = execute(self.text, self.inputs, [self.output], inputs, order)
+        return output
 
 
 def _zero(output: Tensor) -> CudaText:
     """Return a kernel that stores zeros, where parts leave elements of a tensor out."""
     elements, size = math.prod(output.shape), size_bytes(output.dtype)
     kind = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}[size]
+    bounds = f"__launch_bounds__({ELEMENT_THREADS})"
     source = f"""\
-extern "C" __global__ void __launch_bounds__({ZERO_THREADS}) zero_kernel({kind}* __restrict__ C) {{
-  long long place = (long long)blockIdx.x * {ZERO_THREADS} + threadIdx.x;
+extern "C" __global__ void {bounds} zero_kernel({kind}* __restrict__ C) {{
+  long long place = (long long)blockIdx.x * {ELEMENT_THREADS} + threadIdx.x;
   if (place < {elements}) C[place] = 0;
 }}
 """
-    launch = Launch("zero_kernel", (-(-elements // ZERO_THREADS), 1, 1), (ZERO_THREADS, 1, 1))
     parameter = Parameter(output.buffer, elements, storage_dtype(output.dtype))
-    return CudaText(source, (Kernel(launch, (parameter,)),))
+    return CudaText(source, (Kernel(element_launch("zero", elements), (parameter,)),))
 
 
 def joined_cases(parts: Sequence[Part], shape: Sequence[int]) -> list[Case]:

@@ -183,9 +183,9 @@ def lower(
         epilogue=epilogue,
         batch=tuple(batch),
         # Neighbouring tiles are neighbours in the result, and along the depth in the image.
-        rows=_by_stride(rows, result),
-        columns=_by_stride(columns, result),
-        depth=_by_stride(depth, image[0]),
+        rows=by_stride(rows, result.layout),
+        columns=by_stride(columns, result.layout),
+        depth=by_stride(depth, image[0].layout),
         axes=axes,
         first=layouts[0],
         second=layouts[1],
@@ -239,13 +239,18 @@ def _matrix_axes(program: DerivedProgram) -> tuple[str, str, str]:
     return rows, columns, depth
 
 
+def original_access(operand: PackedOperand) -> tuple[IndexExpr, ...]:
+    """Return the coordinates of an access in the original layout, outside of it too."""
+    places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
+    return tuple(source.substitute(places) for source in operand.source)
+
+
 def in_original(operand: PackedOperand, order: Sequence[int]) -> PackedOperand:
     """Return the operand in its original layout, with its dimensions in ``order``.
 
     Accesses may lie outside of it.
     """
-    places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
-    coordinates = tuple(source.substitute(places) for source in operand.source)
+    coordinates = original_access(operand)
     return replace(
         operand,
         dimensions=tuple(
@@ -366,14 +371,14 @@ def _result_layout(
     return replace(result, length=length if last == 1 else 1, placement=placement)
 
 
-def _by_stride(loops: Sequence[Loop], operand: GlobalOperand) -> tuple[Loop, ...]:
+def by_stride(loops: Sequence[Loop], layout: PackedOperand) -> tuple[Loop, ...]:
     """Sort loops by the distance of their steps in an operand, the largest first."""
 
     def stride(loop: Loop) -> int:
         return max(
             (
                 abs(term.coefficient) * size // term.divisor
-                for index, size in zip(operand.layout.access, operand.layout.strides, strict=True)
+                for index, size in zip(layout.access, layout.strides, strict=True)
                 for term in index.terms
                 if loop.name in term.iterators
             ),

@@ -10,7 +10,10 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.targets.cuda.writer import (
+    Functions,
     Writer,
+    element_launch,
+    element_nest,
     guarded_place,
     index_script,
     quotient,
@@ -18,20 +21,12 @@ from cpembed.targets.cuda.writer import (
     remainder,
 )
 
-PACKING_THREADS = 256
-"""Number of threads of a block that packs."""
-
 Location = tuple[list[str], str]
 """Conditions under which an element of the packed layout has an original, and its address there."""
 
 
-def packing_blocks(elements: int) -> int:
-    """Return the number of blocks that pack so many elements."""
-    return -(-elements // PACKING_THREADS)
-
-
-def packing_kernel(operand: GlobalOperand, name: str) -> Writer:
-    """Return the function ``(original, packed)`` that packs the factor ``name`` in its layout.
+def packing(operand: GlobalOperand, name: str) -> Functions:
+    """Return the kernel ``(original, packed)`` that packs a factor in its layout.
 
     Parameters
     ----------
@@ -50,13 +45,13 @@ def packing_kernel(operand: GlobalOperand, name: str) -> Writer:
         extents = {d.name: d.extent for d in layout.dimensions}
         return original_location(operand, layout.source, values, extents)
 
-    return gathering_kernel(operand, name, layout.elements, locate)
+    return gathering(operand, name, layout.elements, locate)
 
 
-def gathering_kernel(
+def gathering(
     operand: GlobalOperand, name: str, elements: int, locate: Callable[[Writer], Location]
-) -> Writer:
-    """Return the function ``(original, packed)`` whose threads fetch an element each.
+) -> Functions:
+    """Return the kernel ``(original, packed)`` whose threads fetch an element each.
 
     Parameters
     ----------
@@ -69,30 +64,22 @@ def gathering_kernel(
     locate : callable
         Writes variables, of the element ``number``, and returns where its original is.
     """
-    writer, layout, blocks = Writer(), operand.layout, packing_blocks(elements)
+    writer, layout = Writer(), operand.layout
     script, original = writer.script, math.prod(layout.original_shape)
     declared = [
         buffer(f"{name}_original", original, layout.dtype),
         buffer(name, elements, layout.dtype),
     ]
     script.line(HEADER)
+    reads, writes = {f"{name}_original": original}, {name: elements}
     with (
         script.nested(f"def main({', '.join(declared)}):"),
-        script.nested(
-            f'for bx in T.thread_binding({blocks}, thread="blockIdx.x"):',
-            f'for tx in T.thread_binding({PACKING_THREADS}, thread="threadIdx.x"):',
-            'with T.sblock("packing"):',
-        ),
+        element_nest(script, "packing", elements, reads, writes),
     ):
-        script.line(f"group = T.axis.spatial({blocks}, bx)")
-        script.line(f"thread = T.axis.spatial({PACKING_THREADS}, tx)")
-        script.line(f"T.reads({name}_original[0 : {original}])")
-        script.line(f"T.writes({name}[0 : {elements}])")
-        script.line(f"number = group * {PACKING_THREADS} + thread")
         conditions, address = locate(writer)
         script.lines(guarded_place([f"number < {elements}", *conditions], address))
         _move_element(writer, name, layout.dtype, elements)
-    return writer
+    return {f"pack_{name}": (writer, element_launch(f"pack_{name}", elements))}
 
 
 def _move_element(writer: Writer, name: str, dtype: str, elements: int) -> None:

@@ -5,28 +5,33 @@ from __future__ import annotations
 import math
 
 from cpembed.codegen.epilogue import channel_axes
-from cpembed.codegen.plan import HEADER, buffer
+from cpembed.codegen.plan import buffer
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.epilogue import (
     ResultVector,
     input_declarations,
     output_declarations,
-    output_parameters,
+    output_elements,
     store_results,
 )
 from cpembed.targets.cuda.lower import TiledProduct
-from cpembed.targets.cuda.writer import PARTIAL, Writer, guarded_place, register_pointer
+from cpembed.targets.cuda.writer import (
+    PARTIAL,
+    Functions,
+    Writer,
+    element_launch,
+    element_nest,
+    guarded_place,
+    register_pointer,
+)
 
 STATISTICS = "Statistics"
 """Name of the buffer of the statistics of parts of a softmax: of each part and row the largest
 score, as the exponent of a power of two, and the sum of powers."""
 
-REDUCTION_THREADS = 256
-"""Number of threads of a block that adds parts."""
 
-
-def reduction_kernel(product: TiledProduct, splits: int, *, weighted: bool = False) -> Writer:
-    """Return the function ``main`` that adds the parts of a split reduction.
+def reduction(product: TiledProduct, splits: int, *, weighted: bool = False) -> Functions:
+    """Return the kernel that adds the parts of a split reduction.
 
     Parameters
     ----------
@@ -46,11 +51,9 @@ def reduction_kernel(product: TiledProduct, splits: int, *, weighted: bool = Fal
         *input_declarations(product),
         *output_declarations(product),
     ]
-    writer.script.line(HEADER)
-    with writer.script.nested(f"def main({', '.join(declared)}):"):
-        writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+    with writer.script.function(declared):
         _write_reduction(writer, product, splits, weighted=weighted)
-    return writer
+    return {"reduction": (writer, element_launch("reduction", elements))}
 
 
 def _rows(product: TiledProduct) -> int:
@@ -61,18 +64,8 @@ def _rows(product: TiledProduct) -> int:
 def _write_reduction(writer: Writer, product: TiledProduct, splits: int, *, weighted: bool) -> None:
     script = writer.script
     elements, sums = product.output.layout.elements, product.sums
-    blocks = -(-elements // REDUCTION_THREADS)
-    with script.nested(
-        f'for rx in T.thread_binding({blocks}, thread="blockIdx.x"):',
-        f'for ry in T.thread_binding({REDUCTION_THREADS}, thread="threadIdx.x"):',
-        'with T.sblock("reduction"):',
-    ):
-        script.line(f"group = T.axis.spatial({blocks}, rx)")
-        script.line(f"thread = T.axis.spatial({REDUCTION_THREADS}, ry)")
-        script.line(f"T.reads({PARTIAL}[0 : {splits * elements}])")
-        written = (f"{name}[0 : {elements}]" for name, _ in output_parameters(product).values())
-        script.line(f"T.writes({', '.join(written)})")
-        script.line(f"number = group * {REDUCTION_THREADS} + thread")
+    reads = {PARTIAL: splits * elements}
+    with element_nest(script, "reduction", elements, reads, output_elements(product)):
         script.lines(guarded_place([f"number < {elements}"], "number"))
         script.line(f'total = T.alloc_buffer((1,), "{sums}", scope="local")')
         script.line(f'one = T.alloc_buffer((1,), "{sums}", scope="local")')

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.epilogue import ResultVector, input_parameters, store_results
-from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction, position
+from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
+from cpembed.targets.cuda.lane_places import place
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.multistage.schedule import Plan, Staging
 from cpembed.targets.cuda.writer import (
     PARTIAL,
     WIDTHS,
     Writer,
-    digits,
     guarded_place,
     index_script,
     inside_conditions,
@@ -26,6 +26,7 @@ from cpembed.targets.cuda.writer import (
     remainder,
     shared_pointer,
     store_vector,
+    tile_values,
 )
 
 MAX_UNROLLED_TURNS, MAX_UNROLLED_INPUTS = 2, 8
@@ -66,36 +67,33 @@ def write_results(writer: Writer, plan: Plan) -> None:
     warp = f"warp_row * {plan.schedule.warps[1]} + warp_column"
     script.line(f"stage = ({warp}) * {staging.bytes}")
     with script.nested(f"for strip in T.unroll({rows}):"):
-        stage_sums(writer, plan.product.instruction, staging, columns)
-        # Lanes read what others staged, and stage the next strip in its place: a warp is enough, as
-        # no part of the staging is shared with other warps.
-        writer.warp_barrier()
         store_strip(writer, strip)
-        writer.warp_barrier()
 
 
-def stage_sums(
-    writer: Writer,
-    instruction: TensorCoreInstruction,
-    staging: Staging,
-    columns: int,
-    sums: str = "sums",
-) -> None:
-    """Write the stores of the row ``strip`` of a warp's tiles into its part of shared memory.
+def store_strip(writer: Writer, strip: Strip, sums: str = "sums") -> None:
+    """Write the stores of the strip ``strip`` of a warp's sums, through shared memory.
 
     Parameters
     ----------
-    writer
+    writer : Writer
         Text of the kernel.
-    instruction
-        Instruction of the tiles.
-    staging
-        Shape of the warp's part of shared memory.
-    columns
-        Number of tiles of a row.
-    sums
-        Array of the tiles, row by row; another array than ``sums`` has those of the strip alone.
+    strip : Strip
+    sums : str
+        Array of the sums, strip by strip; another array than ``sums`` has those of one alone.
     """
+    _stage_sums(writer, strip.product.instruction, strip.staging, sums)
+    # Lanes read what others staged, and stage the next strip in its place: a warp is enough, as no
+    # part of the staging is shared with other warps.
+    writer.warp_barrier()
+    _store_vectors(writer, strip)
+    writer.warp_barrier()
+
+
+def _stage_sums(
+    writer: Writer, instruction: TensorCoreInstruction, staging: Staging, sums: str
+) -> None:
+    """Write the stores of a strip of a warp's sums into its part of shared memory."""
+    columns = staging.columns // instruction.n
     registers, size = instruction.registers[2], size_bytes(staging.dtype)
     with writer.script.nested(f"for j in T.unroll({columns}):"):
         tile = f"(strip * {columns} + j)" if sums == "sums" else "j"
@@ -110,29 +108,17 @@ def stage_sums(
             return
         # A lane's sums are pairs of neighbours in a row.
         for pair in range(instruction.m * instruction.n // instruction.threads // 2):
-            row, column = pair_position(instruction, pair)
-            place = f"stage + (({row}) * {staging.pitch} + j * {instruction.n} + {column}) * {size}"
+            row, column = place(instruction.fragments[2], 2 * pair)
+            element = f"({row}) * {staging.pitch} + j * {instruction.n} + {column}"
             register = f"{first} + {pair * 2 if size == 4 else pair}"
             writer.call(
                 f"cpembed_shared_store_{2 * size}",
-                shared_pointer(place),
+                shared_pointer(f"stage + ({element}) * {size}"),
                 register_pointer(sums, register),
             )
 
 
-def pair_position(instruction: TensorCoreInstruction, pair: int) -> tuple[str, str]:
-    """Return row and column of a pair of a lane's sums, over the variable ``lane``."""
-    name = instruction.fragments[2]
-    # The fragment's map is affine in the group of four lanes and in the lane of a group.
-    (row, column), next_lane, next_group = (position(name, lane, 2 * pair) for lane in (0, 1, 4))
-    rows = f"lane // 4 * {next_group[0] - row} + lane % 4 * {next_lane[0] - row} + {row}"
-    columns = (
-        f"lane // 4 * {next_group[1] - column} + lane % 4 * {next_lane[1] - column} + {column}"
-    )
-    return rows, columns
-
-
-def store_strip(writer: Writer, strip: Strip) -> None:
+def _store_vectors(writer: Writer, strip: Strip) -> None:
     """Write the vectors of a strip: read back from shared memory, epilogue, store."""
     product, staging, script = strip.product, strip.staging, writer.script
     output = product.output
@@ -173,14 +159,8 @@ def _iterator_values(writer: Writer, strip: Strip) -> dict[str, str]:
         )
     )
     row = "result_row" if strip.first_row == "0" else f"{strip.first_row} + result_row"
-    return {
-        **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
-        **digits("batch", product.batch),
-        **digits("row_tile", product.rows),
-        **digits("column_tile", product.columns),
-        product.axes[0]: row,
-        product.axes[1]: remainder("result_column", n),
-    }
+    inside = {product.axes[0]: row, product.axes[1]: remainder("result_column", n)}
+    return tile_values(product, "row_tile", "column_tile") | inside
 
 
 def _read_back(writer: Writer, strip: Strip, *, along_columns: bool) -> None:

@@ -28,7 +28,15 @@ from cpembed.targets.cuda.emulator.executor import COMPILER, Counters
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
-from cpembed.targets.cuda.multistage.space import RASTER_GROUPS, SPLITS, RefinedSpace
+from cpembed.targets.cuda.multistage.space import (
+    COLUMN_TILES,
+    RASTER_GROUPS,
+    ROW_TILES,
+    SPLITS,
+    WARPS,
+    RefinedSpace,
+    leaves_half_idle,
+)
 from cpembed.targets.cuda.multistage.traffic import work_of
 from cpembed.targets.cuda.saving.target import SavingTarget
 from cpembed.targets.cuda.tuning import MEASURED, CudaTuner
@@ -42,9 +50,6 @@ from cpembed.targets.cuda.warp_specialized.schedule import (
 from cpembed.targets.cuda.warp_specialized.space import SpecializedSpace
 from cpembed.transform.program import DerivedProgram
 
-WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
-ROW_TILES = (1, 2, 4)
-COLUMN_TILES = (1, 2, 4, 8)
 DEPTHS = (1, 2, 4)
 STAGES = (2, 3, 4)
 
@@ -134,9 +139,7 @@ class CudaSpace(RefinedSpace[AnySchedule]):
             STAGES,
         ):
             schedule = KernelSchedule(warps, tile, deep, stages, layouts=pair)
-            block = schedule.block
-            # A block of twice as many tiles as there are leaves half of its warps idle.
-            if not ((1 < block[0] >= 2 * rows) or (1 < block[1] >= 2 * columns)):
+            if not any(map(leaves_half_idle, schedule.block, (rows, columns))):
                 yield schedule
 
     def refinements(self, schedule: AnySchedule) -> Iterator[Scored[AnySchedule]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cpembed.codegen.plan import Script
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.targets.cuda.lower import GlobalOperand
+from cpembed.targets.cuda.emulator.executor import Launch
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.transform.program import Loop
 
 PARAMETERS = ("A", "B")
@@ -16,6 +18,28 @@ PARAMETERS = ("A", "B")
 
 PARTIAL = "Partial"
 """Name of the buffer of partial sums of a split reduction."""
+
+
+ELEMENT_THREADS = 256
+"""Number of threads of a block whose threads make an element each."""
+
+
+def element_blocks(elements: int) -> int:
+    """Return the number of blocks that make so many elements."""
+    return -(-elements // ELEMENT_THREADS)
+
+
+def element_launch(name: str, elements: int) -> Launch:
+    """Return the launch of a kernel with a thread for each element.
+
+    Parameters
+    ----------
+    name : str
+        Name of the kernel, without its ending.
+    elements : int
+        Number of elements.
+    """
+    return Launch(f"{name}_kernel", (element_blocks(elements), 1, 1), (ELEMENT_THREADS, 1, 1))
 
 
 @dataclass
@@ -46,6 +70,66 @@ class Writer:
 
     def warp_barrier(self) -> None:
         self.script.line("T.evaluate(T.cuda.warp_sync())")
+
+
+@contextmanager
+def thread_nest(
+    script: Script,
+    name: str,
+    numbers: Mapping[str, tuple[str, int]],
+    reads: Mapping[str, int],
+    writes: Mapping[str, int],
+) -> Generator[None]:
+    """Write the numbers of a kernel's blocks and threads around the statements of a thread.
+
+    Parameters
+    ----------
+    script : Script
+        Text of the kernel.
+    name : str
+        Name of the statements.
+    numbers : mapping of str to tuple of str and int
+        CUDA's name of a number, ``blockIdx.x`` for instance, and how many there are, by variable.
+    reads, writes : mapping of str to int
+        Number of elements of each buffer that is read or written.
+    """
+    loops = {tag: tag[0] + tag[-1] for tag, _ in numbers.values()}
+    with script.nested(
+        *(f'for {loops[t]} in T.thread_binding({n}, thread="{t}"):' for t, n in numbers.values()),
+        f'with T.sblock("{name}"):',
+    ):
+        for variable, (tag, extent) in numbers.items():
+            script.line(f"{variable} = T.axis.spatial({extent}, {loops[tag]})")
+        for access, buffers in (("reads", reads), ("writes", writes)):
+            regions = ", ".join(f"{each}[0 : {elements}]" for each, elements in buffers.items())
+            script.line(f"T.{access}({regions})")
+        yield
+
+
+@contextmanager
+def element_nest(
+    script: Script, name: str, elements: int, reads: Mapping[str, int], writes: Mapping[str, int]
+) -> Generator[None]:
+    """Write the ``number`` of a thread's element around the statements of :func:`element_launch`.
+
+    Parameters
+    ----------
+    script, name, reads, writes
+        Those of :func:`thread_nest`.
+    elements : int
+        Number of elements; numbers of the last block may be beyond.
+    """
+    numbers = {
+        "group": ("blockIdx.x", element_blocks(elements)),
+        "thread": ("threadIdx.x", ELEMENT_THREADS),
+    }
+    with thread_nest(script, name, numbers, reads, writes):
+        script.line(f"number = group * {ELEMENT_THREADS} + thread")
+        yield
+
+
+Functions = dict[str, tuple[Writer, Launch]]
+"""Functions and launches of kernels by name, in the order in which they run."""
 
 
 def register_pointer(name: str, offset: str) -> str:
@@ -124,6 +208,42 @@ def digits(number: str, loops: Sequence[Loop]) -> dict[str, str]:
         values[loop.name] = remainder(value, loop.extent) if place else value
         inner *= loop.extent
     return values
+
+
+def tile_values(
+    product: TiledProduct, rows: str = "0", columns: str = "0", depth: str = "0"
+) -> dict[str, str]:
+    """Return the values of a product's iterators at instruction tiles of the batch ``batch``.
+
+    Those of the instruction's axes are 0.
+
+    Parameters
+    ----------
+    product : TiledProduct
+    rows, columns, depth : str
+        Expressions of the numbers of a tile along rows, columns and depth.
+    """
+    values = {**dict.fromkeys(product.program.extents, "0"), **digits("batch", product.batch)}
+    places = ((rows, product.rows), (columns, product.columns), (depth, product.depth))
+    for number, loops in places:
+        # Quotients of 0 would only lengthen the text.
+        values |= digits(number, loops) if number != "0" else {}
+    return values
+
+
+def factor_values(product: TiledProduct, number: int, tile: str, deep: str) -> dict[str, str]:
+    """Return the values of iterators at a tile of a factor.
+
+    Parameters
+    ----------
+    product : TiledProduct
+    number : int
+        0 for the first factor, 1 for the second.
+    tile, deep : str
+        Expressions of the numbers of the tile along rows or columns, and along the depth.
+    """
+    rows, columns = (tile, "0") if number == 0 else ("0", tile)
+    return tile_values(product, rows, columns, deep)
 
 
 def inside_conditions(

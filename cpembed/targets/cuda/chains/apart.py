@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cpembed.codegen.plan import HEADER, buffer
+from cpembed.codegen.plan import buffer
 from cpembed.codegen.pointwise import epilogue_of
 from cpembed.codegen.values import literal
 from cpembed.errors import LoweringError
@@ -21,7 +21,7 @@ from cpembed.targets.cuda import build
 from cpembed.targets.cuda.build import CudaKernels, CudaText, Kernel, Tensor
 from cpembed.targets.cuda.chains.pairs import Pair
 from cpembed.targets.cuda.chains.pointwise import converted
-from cpembed.targets.cuda.chains.row_keys import masked_score, write_scaled
+from cpembed.targets.cuda.chains.row_keys import LOWEST, combine_lanes, masked_score, write_scaled
 from cpembed.targets.cuda.emulator.executor import Launch
 from cpembed.targets.cuda.epilogue import vector_parameter
 from cpembed.targets.cuda.instructions import LANES
@@ -37,7 +37,7 @@ from cpembed.targets.cuda.warp_specialized.schedule import (
     SpecializedSchedule,
 )
 from cpembed.targets.cuda.warp_specialized.space import SpecializedSpace
-from cpembed.targets.cuda.writer import Writer, register_pointer
+from cpembed.targets.cuda.writer import Functions, Writer, register_pointer, thread_nest
 from cpembed.workloads.chains import (
     END,
     LENGTHS,
@@ -54,8 +54,6 @@ SCORES, BETWEEN = "Scores", "Middle"
 
 ROWS = 8
 """Number of rows of a block of the softmax, one of each warp."""
-
-_LOWEST = 'T.float32("-inf")'
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +127,7 @@ class ApartPlan:
 
         Raises :class:`~cpembed.errors.LoweringError` if TVM rejects them.
         """
-        functions = dict[str, tuple[Writer, Launch]]()
+        functions: Functions = {}
         maps = dict[str, Mapping[str, build.Viewed]]()
         for label, plan in (("first", self.first_plan), ("second", self.second_plan)):
             if isinstance(plan, SpecializedPlan):
@@ -149,7 +147,7 @@ class ApartPlan:
 
     def _renamed(
         self,
-        functions: Mapping[str, tuple[Writer, Launch]],
+        functions: Functions,
         maps: Mapping[str, Mapping[str, build.Viewed]],
         architecture: str,
     ) -> CudaText:
@@ -225,22 +223,13 @@ def softmax_kernel(chain: ProductChain, function: RowSoftmax) -> tuple[Writer, L
         buffer(BETWEEN, elements, chain.factors),
     ]
     script = writer.script
-    script.line(HEADER)
-    with script.nested(f"def main({', '.join(declared)}):"):
-        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        with script.nested(
-            f'for bx in T.thread_binding({blocks}, thread="blockIdx.x"):',
-            f'for tx in T.thread_binding({ROWS * LANES}, thread="threadIdx.x"):',
-            'with T.sblock("softmax"):',
-        ):
-            script.line(f"block = T.axis.spatial({blocks}, bx)")
-            script.line(f"thread = T.axis.spatial({ROWS * LANES}, tx)")
-            script.line(f"T.reads({SCORES}[0 : {elements}])")
-            script.line(f"T.writes({BETWEEN}[0 : {elements}])")
-            script.line(f"row = block * {ROWS} + thread // {LANES}")
-            # All lanes of a warp, or none.
-            with script.nested(f"if row < {rows}:"):
-                _RowWriter(writer, chain, function).write()
+    numbers = {"block": ("blockIdx.x", blocks), "thread": ("threadIdx.x", ROWS * LANES)}
+    reads, writes = {SCORES: elements}, {BETWEEN: elements}
+    with script.function(declared), thread_nest(script, "softmax", numbers, reads, writes):
+        script.line(f"row = block * {ROWS} + thread // {LANES}")
+        # All lanes of a warp, or none.
+        with script.nested(f"if row < {rows}:"):
+            _RowWriter(writer, chain, function).write()
     launch = Launch("softmax_kernel", (blocks, 1, 1), (ROWS * LANES, 1, 1))
     return writer, launch
 
@@ -258,7 +247,7 @@ class _RowWriter:
         script = self.script
         for name in ("top", "total", "value"):
             script.line(f'{name} = T.alloc_buffer((1,), "float32", scope="local")')
-        script.lines((f"top[0] = {_LOWEST}", "total[0] = T.float32(0)"))
+        script.lines((f"top[0] = {LOWEST}", "total[0] = T.float32(0)"))
         self._locate()
         sink = f"{SINKS}[g_row * {self.sizes['r']} + r_row]"
         if self.function.sinks:
@@ -267,7 +256,7 @@ class _RowWriter:
             script.line("top[0] = T.max(top[0], value[0])")
         self._combine("top[0]", "T.max(top[0], {})")
         # A row without any key: its powers are zero, not NaN.
-        script.line(f"top[0] = T.Select(top[0] == {_LOWEST}, T.float32(0), top[0])")
+        script.line(f"top[0] = T.Select(top[0] == {LOWEST}, T.float32(0), top[0])")
         if self.function.sinks:
             script.line(f"value[0] = {sink}")
             self._power()
@@ -322,9 +311,5 @@ class _RowWriter:
         self.writer.call("cpembed_exp2", register_pointer("value", "0"))
 
     def _combine(self, target: str, operation: str) -> None:
-        for bit in range(LANES.bit_length() - 1):
-            shuffled = (
-                'T.call_pure_extern("float32", "__shfl_xor_sync", T.uint32(4294967295), '
-                f"{target}, {1 << bit})"
-            )
-            self.script.line(f"{target} = {operation.format(shuffled)}")
+        masks = (1 << bit for bit in range(LANES.bit_length() - 1))
+        combine_lanes(self.script, target, operation, masks)

@@ -9,44 +9,28 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpembed.codegen.plan import storage_dtype
-from cpembed.ir.dtypes import numpy_dtype
-from cpembed.targets.cuda.build import (
-    CudaText,
-    Parameter,
-    Tensor,
-    Viewed,
-    argument_of,
-    flat_bits,
-    generate,
-)
+from cpembed.targets.cuda.build import CudaText, Parameter, Tensor, Viewed, execute, generate
 from cpembed.targets.cuda.chains.apart import ApartPlan
 from cpembed.targets.cuda.chains.emit import chain_kernel, parameters_of
-from cpembed.targets.cuda.chains.group_emit import group_kernel, map_name
+from cpembed.targets.cuda.chains.group_emit import group_kernel
 from cpembed.targets.cuda.chains.group_plan import GroupPlan
 from cpembed.targets.cuda.chains.plan import ChainPlan
-from cpembed.targets.cuda.emulator.executor import (
-    Counters,
-    DeviceArray,
-    Launch,
-    Order,
-    compile_text,
-)
-from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
-from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
-from cpembed.targets.cuda.writer import Writer
+from cpembed.targets.cuda.emulator.executor import Counters, Launch, Order
+from cpembed.targets.cuda.packing import packing
+from cpembed.targets.cuda.reduction import reduction
+from cpembed.targets.cuda.warp_specialized.loads import map_name
+from cpembed.targets.cuda.writer import Functions
 from cpembed.workloads.chains import RowSoftmax
 
 Array = NDArray[Any]
 
 
-def functions(plan: ChainPlan) -> dict[str, tuple[Writer, Launch]]:
+def functions(plan: ChainPlan) -> Functions:
     """Return the kernels of a plan by name, in the order in which they run."""
-    kernels: dict[str, tuple[Writer, Launch]] = {}
+    kernels: Functions = {}
     for factor in plan.factors:
         if factor.operand.needs_packing:
-            name, blocks = f"pack_{factor.role}", packing_blocks(factor.operand.layout.elements)
-            launch = Launch(f"{name}_kernel", (blocks, 1, 1), (PACKING_THREADS, 1, 1))
-            kernels[name] = packing_kernel(factor.operand, factor.role), launch
+            kernels |= packing(factor.operand, factor.role)
     rows, columns, batch = plan.blocks
     splits = plan.schedule.splits
     grid, threads = (rows * columns, batch, splits), (plan.threads, 1, 1)
@@ -54,10 +38,7 @@ def functions(plan: ChainPlan) -> dict[str, tuple[Writer, Launch]]:
     kernels["chain"] = writer, Launch("chain_kernel", grid, threads, plan.shared_bytes)
     if splits > 1:
         weighted = isinstance(plan.chain.function, RowSoftmax)
-        writer = reduction_kernel(plan.second, splits, weighted=weighted)
-        blocks = -(-plan.second.output.layout.elements // REDUCTION_THREADS)
-        launch = Launch("reduction_kernel", (blocks, 1, 1), (REDUCTION_THREADS, 1, 1))
-        kernels["reduction"] = writer, launch
+        kernels |= reduction(plan.second, splits, weighted=weighted)
     return kernels
 
 
@@ -135,17 +116,10 @@ class ChainKernels:
         ExecutionFault
             If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
-        memory: dict[str, Array | DeviceArray] = {
-            tensor.buffer: flat_bits(inputs[tensor.tensor]) for tensor in operands_of(self.plan)
-        }
-        program = compile_text(self.text.source)
-        self.kernel_counters = {}
-        for kernel in self.text.kernels:
-            arguments = [argument_of(parameter, memory) for parameter in kernel.parameters]
-            name = kernel.launch.kernel
-            self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         second = self.plan.second
-        result = memory["C"]
-        assert isinstance(result, DeviceArray)
-        output = result.require_written("C").view(numpy_dtype(second.output_dtype))
-        return output.reshape(second.output.layout.original_shape)
+        shape = tuple(second.output.layout.original_shape)
+        result = Tensor("C", self.plan.chain.second.output.name, shape, second.output_dtype)
+        (output,), self.kernel_counters = execute(
+            self.text, operands_of(self.plan), [result], inputs, order
+        )
+        return output

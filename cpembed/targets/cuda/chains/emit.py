@@ -13,14 +13,14 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 
-from cpembed.codegen.plan import HEADER, buffer, storage_dtype
+from cpembed.codegen.plan import Script, buffer, storage_dtype
 from cpembed.targets.cuda.chains.copied import copied_tiles
 from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan
 from cpembed.targets.cuda.chains.pointwise import write_pointwise
-from cpembed.targets.cuda.chains.registers import bit_order
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.epilogue import input_declarations, output_declarations
 from cpembed.targets.cuda.instructions import LANES
+from cpembed.targets.cuda.lane_places import bit_order
 from cpembed.targets.cuda.multistage.emit import locate_stages, turn_stages
 from cpembed.targets.cuda.multistage.linear_copies import tile_copies
 from cpembed.targets.cuda.multistage.schedule import CHUNK, SharedTile
@@ -32,35 +32,54 @@ from cpembed.targets.cuda.writer import (
     Writer,
     register_pointer,
     shared_pointer,
+    thread_nest,
 )
 from cpembed.workloads.chains import END, RowSoftmax
 
 
 def chain_kernel(plan: ChainPlan) -> Writer:
     """Return the function ``main`` of a chain."""
-    writer, product = Writer(), plan.second
-    declared = [
-        buffer(factor.role, factor.operand.layout.elements, factor.operand.layout.dtype)
-        for factor in plan.factors
-    ]
-    declared += [*further_declarations(plan), *result_declarations(plan)]
-    writer.script.line(HEADER)
-    with writer.script.nested(f"def main({', '.join(declared)}):"):
-        writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        with thread_nest(writer, plan):
-            reads = [f"{f.role}[0 : {f.operand.layout.elements}]" for f in plan.factors]
-            writer.script.line(f"T.reads({', '.join(reads)})")
-            written = "C" if plan.schedule.splits == 1 else PARTIAL
-            elements = plan.schedule.splits * product.output.layout.elements
-            writer.script.line(f"T.writes({written}[0 : {elements}])")
-            # Without it ptxas aims at numbers of blocks of its own, for which some kernels spill.
-            blocks = f'"tirx.launch_bounds_min_blocks_per_sm", {plan.min_blocks}'
-            writer.script.line(f"T.attr(0, {blocks})")
-            _ChainBody(writer, plan).write()
+    writer = Writer()
+    factors = {factor.role: factor.operand.layout for factor in plan.factors}
+    declared = [buffer(name, layout.elements, layout.dtype) for name, layout in factors.items()]
+    reads = {name: layout.elements for name, layout in factors.items()}
+    with kernel_frame(writer.script, plan, declared, reads):
+        # Without it ptxas aims at numbers of blocks of its own, for which some kernels spill.
+        blocks = f'"tirx.launch_bounds_min_blocks_per_sm", {plan.min_blocks}'
+        writer.script.line(f"T.attr(0, {blocks})")
+        _ChainBody(writer, plan).write()
     return writer
 
 
-def further_declarations(plan: ChainPlan) -> list[str]:
+@contextmanager
+def kernel_frame(
+    script: Script, plan: ChainPlan, factors: Sequence[str], reads: Mapping[str, int]
+) -> Generator[None]:
+    """Write the function of a chain's kernel around the statements of a thread.
+
+    Parameters
+    ----------
+    script, plan : Script, ChainPlan
+    factors : sequence of str
+        Declarations of the factors.
+    reads : mapping of str to int
+        Number of elements of each factor that is a buffer.
+    """
+    (rows, columns, batch), splits, product = plan.blocks, plan.schedule.splits, plan.second
+    written = "C" if splits == 1 else PARTIAL
+    numbers = {
+        "block": ("blockIdx.x", rows * columns),
+        "batch": ("blockIdx.y", batch),
+        **({"part": ("blockIdx.z", splits)} if splits > 1 else {}),
+        "thread": ("threadIdx.x", plan.threads),
+    }
+    writes = {written: splits * product.output.layout.elements}
+    declared = [*factors, *_further_declarations(plan), *_result_declarations(plan)]
+    with script.function(declared), thread_nest(script, "chain", numbers, reads, writes):
+        yield
+
+
+def _further_declarations(plan: ChainPlan) -> list[str]:
     """Return declarations of the chain's inputs beside the factors."""
     factors = {x.name for x in (*plan.chain.first.inputs, *plan.chain.second.inputs)}
     return [
@@ -71,7 +90,7 @@ def further_declarations(plan: ChainPlan) -> list[str]:
     ]
 
 
-def result_declarations(plan: ChainPlan) -> list[str]:
+def _result_declarations(plan: ChainPlan) -> list[str]:
     """Return declarations of what the kernel writes, and of what its epilogue reads."""
     product, splits = plan.second, plan.schedule.splits
     if splits == 1:
@@ -82,27 +101,6 @@ def result_declarations(plan: ChainPlan) -> list[str]:
         rows = elements // product.output.layout.original_shape[-1]
         declared.append(buffer(STATISTICS, 2 * splits * rows, "float32"))
     return declared
-
-
-@contextmanager
-def thread_nest(writer: Writer, plan: ChainPlan) -> Generator[None]:
-    """Write the numbers of blocks and threads around the statements of a thread."""
-    rows, columns, batch = plan.blocks
-    script, splits = writer.script, plan.schedule.splits
-    numbers = [
-        ("block", "bx", rows * columns, "blockIdx.x"),
-        ("batch", "by", batch, "blockIdx.y"),
-        *[("part", "bz", splits, "blockIdx.z")] * (splits > 1),
-        ("thread", "tx", plan.threads, "threadIdx.x"),
-    ]
-    loops = [
-        f'for {loop} in T.thread_binding({extent}, thread="{tag}"):'
-        for _, loop, extent, tag in numbers
-    ]
-    with script.nested(*loops, 'with T.sblock("chain"):'):
-        for name, loop, extent, _ in numbers:
-            script.line(f"{name} = T.axis.spatial({extent}, {loop})")
-        yield
 
 
 def locate_block(writer: Writer, plan: ChainPlan) -> None:

@@ -8,51 +8,31 @@ flight. What is between the products stays in registers, which are the second pr
 
 from __future__ import annotations
 
-from cpembed.codegen.plan import HEADER, storage_dtype
-from cpembed.targets.cuda.chains.emit import (
-    further_declarations,
-    locate_block,
-    locate_chunks,
-    result_declarations,
-    thread_nest,
-)
+from cpembed.codegen.plan import storage_dtype
+from cpembed.targets.cuda.chains.emit import kernel_frame, locate_block, locate_chunks
 from cpembed.targets.cuda.chains.group_plan import SHARED_REGISTERS, GroupPlan, PanelFactor
 from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
-from cpembed.targets.cuda.results import Strip, stage_sums, store_strip
+from cpembed.targets.cuda.results import Strip, store_strip
 from cpembed.targets.cuda.warp_specialized.device import product_name
-from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT, CHUNK
-from cpembed.targets.cuda.warp_specialized.loads import write_tensor_copy
+from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT, CHUNK, write_descriptor
+from cpembed.targets.cuda.warp_specialized.loads import map_name, write_tensor_copy
 from cpembed.targets.cuda.warp_specialized.schedule import BARRIER_BYTES, WARP_ROWS
 from cpembed.targets.cuda.warp_specialized.streaming import write_opaque
-from cpembed.targets.cuda.writer import PARTIAL, Writer, register_pointer, shared_pointer
+from cpembed.targets.cuda.writer import Writer, register_pointer, shared_pointer
 from cpembed.workloads.chains import RowSoftmax
-
-
-def map_name(role: str) -> str:
-    """Return the name of the parameter that is a factor's tensor map."""
-    return f"{role}_map"
 
 
 def group_kernel(plan: GroupPlan) -> Writer:
     """Return the function ``main`` of a chain for warp groups."""
     writer = Writer()
-    declared = [f"{map_name(factor.role)}: T.TensorMap()" for factor in plan.factors]
-    declared += [*further_declarations(plan), *result_declarations(plan)]
-    script = writer.script
-    script.line(HEADER)
-    with script.nested(f"def main({', '.join(declared)}):"):
-        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        with thread_nest(writer, plan):
-            script.line("T.reads()")
-            written = "C" if plan.schedule.splits == 1 else PARTIAL
-            elements = plan.schedule.splits * plan.second.output.layout.elements
-            script.line(f"T.writes({written}[0 : {elements}])")
-            if plan.groups > 1:
-                # As for products: ptxas has to know how many registers each thread begins with.
-                script.line('T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1)')
-            _GroupBody(writer, plan).write()
+    maps = [f"{map_name(factor.role)}: T.TensorMap()" for factor in plan.factors]
+    with kernel_frame(writer.script, plan, maps, {}):
+        if plan.groups > 1:
+            # As for products: ptxas has to know how many registers each thread begins with.
+            writer.script.line('T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1)')
+        _GroupBody(writer, plan).write()
     return writer
 
 
@@ -300,16 +280,7 @@ class _GroupBody:
             ("columns_matrix", plan.columns_panels, self._place(plan.columns_panels, "0", 0)),
             ("second_matrix", plan.second_panels, self._place(plan.second_panels, "0", 0)),
         ):
-            bits = factor.image.descriptor.bits
-            # TVM reads constants of 64 bits with a sign.
-            signed = bits - (bits >> 63 << 64)
-            self.writer.value(
-                name,
-                "cpembed_matrix_descriptor",
-                "uint64",
-                shared_pointer(place),
-                f"T.int64({signed})",
-            )
+            write_descriptor(self.writer, name, factor.image, place)
 
     def _matrix(self, name: str, factor: PanelFactor, stage: str, inner: int) -> str:
         """Return the descriptor of a factor's instruction tiles at a place of the depth."""
@@ -375,8 +346,4 @@ class _GroupBody:
         )
         self.script.line(f"stage = {plan.staging_offset} + warp * {plan.staging.bytes}")
         with self.script.nested(f"for strip in T.unroll({strips}):"):
-            stage_sums(self.writer, plan.second.instruction, plan.staging, plan.strip)
-            # Lanes read what others staged, and stage the next strip in its place.
-            self.writer.warp_barrier()
             store_strip(self.writer, strip)
-            self.writer.warp_barrier()

@@ -7,7 +7,6 @@ powers of the special function units.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,8 +29,13 @@ from cpembed.targets.cuda.model import (
 from cpembed.targets.cuda.multistage.linear_copies import LinearCopies, tile_copies
 from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.multistage.tile_copies import CopiedTile
-from cpembed.targets.cuda.multistage.traffic import COPY_INSTRUCTIONS, RESULT_INSTRUCTIONS
-from cpembed.targets.cuda.packing import PACKING_THREADS
+from cpembed.targets.cuda.multistage.traffic import (
+    COPY_INSTRUCTIONS,
+    RESULT_INSTRUCTIONS,
+    element_work,
+    packing_work,
+    reduction_work,
+)
 from cpembed.targets.cuda.warp_specialized.traffic import MATRIX_BYTES
 from cpembed.targets.cuda.writer import Writer
 from cpembed.workloads.chains import ProductChain, RowSoftmax
@@ -89,7 +93,7 @@ def work_of(plan: ChainPlan, gpu: Gpu) -> KernelWork:
         compute=compute,
         result=_ends(plan, gpu),
         dram_bytes=_operand_bytes(plan.chain) + _result_bytes(plan.chain),
-        auxiliary=(*_packing(plan, gpu), *_combination(plan, gpu)),
+        auxiliary=_auxiliary(plan, gpu),
     )
 
 
@@ -241,53 +245,19 @@ def _result_bytes(chain: ProductChain) -> float:
     return float(chain.second.output.elements * size_bytes(chain.output))
 
 
-def _packing(plan: ChainPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
-    """Return the packing of factors that are no weights."""
+def _auxiliary(plan: ChainPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
+    """Return the packing of factors that are no weights, and the addition of parts."""
     kernels: list[KernelWork] = []
     for factor in plan.factors:
         workload = factor.product.program.workload.operand(factor.operand.layout.name)
         is_weight = factor.role != "A" and not workload.varies
         if factor.operand.needs_packing and not is_weight:
-            layout = factor.operand.layout
-            moved = math.prod(layout.original_shape) + layout.elements
-            kernels.append(
-                element_kernel("packing", layout.elements, moved * size_bytes(layout.dtype), gpu)
-            )
+            kernels.append(packing_work(factor.operand, gpu))
+    splits = plan.schedule.splits
+    if splits > 1:
+        instructions = REDUCTION_INSTRUCTIONS * splits
+        kernels.append(reduction_work(plan.second, splits, gpu, instructions))
     return tuple(kernels)
-
-
-def _combination(plan: ChainPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
-    """Return the addition of the parts of results."""
-    product, splits = plan.second, plan.schedule.splits
-    if splits == 1:
-        return ()
-    elements = product.output.layout.elements
-    moved = float(elements * (splits * size_bytes(product.sums) + size_bytes(product.output_dtype)))
-    instructions = REDUCTION_INSTRUCTIONS * splits
-    return (element_kernel("reduction", elements, moved, gpu, instructions),)
-
-
-def element_kernel(
-    name: str, elements: int, moved: float, gpu: Gpu, instructions: float = COPY_INSTRUCTIONS
-) -> KernelWork:
-    """Return the work of a kernel with a thread for each element.
-
-    Parameters
-    ----------
-    name : str
-    elements : int
-        Number of elements.
-    moved : float
-        Bytes that it reads and writes in all.
-    gpu : Gpu
-    instructions : float
-        Number of instructions of a thread.
-    """
-    warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)
-    issue = warps * instructions / gpu.unit.schedulers
-    cycles = gpu.l2_cycles + instructions * gpu.unit.integer_cycles
-    phase = Phase(cycles, 0.0, 2 * warps, issue, bytes=moved / blocks)
-    return KernelWork(name, blocks, warps, 0, registers=24, compute=phase, dram_bytes=moved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,9 +293,8 @@ def estimate_apart(plan: ApartPlan, gpu: Gpu) -> UnfusedTimes:
     if isinstance(chain.function, RowSoftmax):
         # Scores are stored as they are summed, and read again for each pass from L2.
         scores = elements * size_bytes(chain.first.output.dtype)
-        kernel = element_kernel(
-            "softmax", elements, float(scores + elements * size), gpu, SOFTMAX_INSTRUCTIONS
-        )
+        transferred = scores + elements * size
+        kernel = element_work("softmax", elements, transferred, gpu, SOFTMAX_INSTRUCTIONS)
         function_us = estimate(kernel, gpu).us
         moved += 2 * scores
     return UnfusedTimes(

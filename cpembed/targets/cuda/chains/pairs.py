@@ -31,10 +31,16 @@ from cpembed.embedding.cpsat import SearchLimits
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.ir.index import IndexExpr, row_major_strides
 from cpembed.steps import silent
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction, fragments
-from cpembed.targets.cuda.lower import TiledProduct, lower
+from cpembed.targets.cuda.lower import (
+    TiledProduct,
+    by_stride,
+    in_original,
+    lower,
+    original_access,
+)
+from cpembed.targets.cuda.tma.factors import digit_values
 from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
 from cpembed.transform.proof import require
 from cpembed.workloads.chains import Pointwise, ProductChain
@@ -219,17 +225,18 @@ def _side(ranked: RankedCandidate, tiled: TiledProduct, product: Computation, mi
     swapped = ranked.program.roles[factor] != product.inputs[0].name
     program, instruction = tiled.program, tiled.instruction
     operand = program.operand(middle)
+    layout = in_original(operand, range(len(operand.original_shape)))
     tiled = replace(
         tiled,
-        batch=_by_stride(tiled.batch, operand),
-        rows=_by_stride(tiled.rows, operand),
-        columns=_by_stride(tiled.columns, operand),
+        batch=by_stride(tiled.batch, layout),
+        rows=by_stride(tiled.rows, layout),
+        columns=by_stride(tiled.columns, layout),
     )
     rows = (tiled.rows, tiled.axes[0], instruction.m)
     columns = (tiled.columns, tiled.axes[1], instruction.n)
     preserved, summed = (columns, rows) if swapped else (rows, columns)
     if middle != product.output.name:
-        tiled = replace(tiled, depth=_by_stride(tiled.depth, operand))
+        tiled = replace(tiled, depth=by_stride(tiled.depth, layout))
         summed = (tiled.depth, tiled.axes[2], instruction.k)
     return Side(
         ranked=ranked,
@@ -239,25 +246,6 @@ def _side(ranked: RankedCandidate, tiled: TiledProduct, product: Computation, mi
         batches=_coordinates(operand, program, tiled.batch, preserved[1], 1),
         summed=_coordinates(operand, program, *summed),
     )
-
-
-def _by_stride(loops: Sequence[Loop], operand: PackedOperand) -> tuple[Loop, ...]:
-    """Sort loops by the distance of their steps in an operand, the largest first."""
-
-    def stride(loop: Loop) -> int:
-        return max(
-            (
-                abs(term.coefficient) * size // term.divisor
-                for index, size in zip(
-                    middle_index(operand), row_major_strides(operand.original_shape), strict=True
-                )
-                for term in index.terms
-                if loop.name in term.iterators
-            ),
-            default=0,
-        )
-
-    return tuple(sorted(loops, key=lambda loop: -stride(loop)))
 
 
 def prove(pair: Pair) -> None:
@@ -338,12 +326,6 @@ def _register_map(name: str, warps: int, *, transposed: bool) -> RegisterMap:
 # -- both products see the operand between them alike ---------------------------------------------
 
 
-def middle_index(operand: PackedOperand) -> tuple[IndexExpr, ...]:
-    """Return the coordinates of an operand's elements in its original layout."""
-    places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
-    return tuple(source.substitute(places) for source in operand.source)
-
-
 def _coordinates(
     operand: PackedOperand, program: DerivedProgram, loops: Sequence[Loop], axis: str, extent: int
 ) -> bytes:
@@ -353,14 +335,13 @@ def _coordinates(
     """
     count = math.prod(loop.extent for loop in loops) * extent
     number = np.arange(count)
-    values: dict[str, Any] = {name: np.int64(0) for name in program.extents}
-    values[axis] = number % extent
-    number = number // extent
-    for loop in reversed(loops):
-        values[loop.name] = number % loop.extent
-        number = number // loop.extent
+    values: dict[str, Any] = {
+        **dict.fromkeys(program.extents, np.int64(0)),
+        **digit_values(number // extent, loops),
+        axis: number % extent,
+    }
     coordinates = np.stack(
-        [np.broadcast_to(index.evaluate(values), count) for index in middle_index(operand)]
+        [np.broadcast_to(index.evaluate(values), count) for index in original_access(operand)]
     )
     sizes = np.array(operand.original_shape)[:, None]
     inside: NDArray[np.bool_] = np.all(np.less(coordinates, sizes), axis=0)

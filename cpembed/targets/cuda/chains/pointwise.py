@@ -9,15 +9,15 @@ from cpembed.codegen.epilogue_text import float_text, result_text
 from cpembed.codegen.plan import bfloat16_bits
 from cpembed.ir.dtypes import is_integer, size_bytes
 from cpembed.targets.cuda.chains.plan import ChainPlan
-from cpembed.targets.cuda.chains.registers import place
 from cpembed.targets.cuda.expressions import ExpressionWriter
+from cpembed.targets.cuda.lane_places import place
 from cpembed.targets.cuda.multistage.schedule import CHUNK
 from cpembed.targets.cuda.writer import (
     Writer,
-    digits,
     index_script,
     register_pointer,
     shared_pointer,
+    tile_values,
 )
 from cpembed.workloads.chains import BIAS, MIDDLE, SCALE, SUM, VECTOR, Pointwise
 
@@ -109,12 +109,8 @@ def _value(
     channel = ""
     if function.bias or function.scale or function.vectors:
         program = product.program
-        values = {
-            **dict.fromkeys((loop.name for loop in program.loops), "0"),
-            **digits(f"({tile})", product.columns),
-            product.axes[0]: "0",
-            product.axes[1]: place(product.instruction.fragments[2], element)[1],
-        }
+        values = tile_values(product, columns=f"({tile})")
+        values[product.axes[1]] = place(product.instruction.fragments[2], element)[1]
         index = index_script(product.output.layout.access[-1], values, program.extents)
         extent = product.output.layout.original_shape[-1]
         writer.script.line(f"channel{number} = {index}")

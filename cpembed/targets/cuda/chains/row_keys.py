@@ -6,19 +6,19 @@ visits the chunks in which any of its rows has keys; a warp masks only those tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from cpembed.codegen.plan import Script, read
 from cpembed.codegen.values import literal
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.scalars import Apply, Input
 from cpembed.targets.cuda.chains.plan import ChainPlan
-from cpembed.targets.cuda.chains.registers import lane_rows, place
 from cpembed.targets.cuda.expressions import ExpressionWriter
 from cpembed.targets.cuda.instructions import fragments
+from cpembed.targets.cuda.lane_places import lane_rows, place
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.multistage.separation import Positions
-from cpembed.targets.cuda.writer import Writer, digits, index_script
+from cpembed.targets.cuda.writer import Writer, digits, index_script, tile_values
 from cpembed.workloads.chains import LENGTHS, MASK, RowSoftmax
 
 LOWEST = 'T.float32("-inf")'
@@ -102,13 +102,7 @@ class RowKeys:
 
     @staticmethod
     def _iterators_of(product: TiledProduct, tile: str, row: str, column: str) -> dict[str, str]:
-        return {
-            **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
-            **digits("batch", product.batch),
-            **digits(tile, product.rows),
-            product.axes[0]: row,
-            product.axes[1]: column,
-        }
+        return tile_values(product, tile) | {product.axes[0]: row, product.axes[1]: column}
 
     def _query(self, tile: int, number: int) -> str:
         """Return the query of a lane's row."""
@@ -275,6 +269,27 @@ class RowKeys:
 _DIMENSIONS = {"g": "h", "r": "h"}
 """Dimensions of a mask by those of the scores, where they differ: heads are those of keys, and the
 ones that share them."""
+
+
+def combine_lanes(script: Script, target: str, operation: str, masks: Iterable[int]) -> None:
+    """Write the combination of a value with those of other lanes.
+
+    Parameters
+    ----------
+    script : Script
+    target : str
+        The value, which becomes that of all of these lanes.
+    operation : str
+        Its combination with another one, ``{}``.
+    masks : iterable of int
+        Binary digits in which the numbers of the lanes differ.
+    """
+    for mask in masks:
+        shuffled = (
+            'T.call_pure_extern("float32", "__shfl_xor_sync", T.uint32(4294967295), '
+            f"{target}, {mask})"
+        )
+        script.line(f"{target} = {operation.format(shuffled)}")
 
 
 def write_scaled(script: Script, function: RowSoftmax, score: str, label: str) -> None:

@@ -21,6 +21,7 @@ from cpembed.workloads.chains import (
     SCALE,
     TOLERANCES,
     ProductChain,
+    RowSoftmax,
     definition,
 )
 
@@ -48,7 +49,7 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
         inputs=operands_of(plan),
         outputs=[Tensor("C", output.name, output.shape, chain.output)],
         prepares=prepares_of(plan),
-        cases=[chain_case(chain)],
+        cases=chain_cases(chain),
         macs=chain.macs,
         about={
             "workload": str(chain),
@@ -61,19 +62,37 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
     )
 
 
-def chain_case(chain: ProductChain) -> Case:
-    """Return inputs of a chain with its result, which floats may miss by their tolerance."""
+def chain_cases(chain: ProductChain) -> list[Case]:
+    """Return inputs of a chain with their results, which floats may miss by their tolerance.
+
+    A softmax has a second case with scores of all sizes: powers overflow unless the largest score
+    is subtracted, and sums are scaled anew where a larger one follows.
+    """
     drawings = {
         name: _drawing(chain, number + 1, name, dtype)
         for number, (name, (_, dtype)) in enumerate(chain.inputs.items())
     }
+    cases = [_case("numbers", chain, drawings)]
+    if isinstance(chain.function, RowSoftmax):
+        first = chain.first.inputs[0].name
+        large = replace(drawings[first], values=_LARGE)
+        cases.append(_case("large", chain, drawings | {first: large}))
+    return cases
+
+
+_LARGE = (-32.0, -1.0, 1.0, 32.0)
+"""Numbers of the queries for which some scores exceed what a power can hold, and others do not."""
+
+
+def _case(name: str, chain: ProductChain, drawings: dict[str, Drawing]) -> Case:
+    """Return a case with the result of the definition."""
     shapes = {name: shape for name, (shape, _) in chain.inputs.items()}
     arrays = {name: drawing.array(shapes[name]) for name, drawing in drawings.items()}
     expected = definition(chain, arrays)
     tolerance = TOLERANCES.get(chain.factors, 0.0) * expected.largest
     result = expected.result.astype(numpy_dtype(chain.output))
     results = {chain.second.output.name: Expected(result, absolute=tolerance)}
-    return Case("numbers", drawings, shapes, results)
+    return Case(name, drawings, shapes, results)
 
 
 def _drawing(chain: ProductChain, seed: int, name: str, dtype: str) -> Drawing:

@@ -16,7 +16,7 @@ import math
 from cpembed.codegen.values import literal
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.chains.pointwise import converted
-from cpembed.targets.cuda.chains.row_keys import LOWEST, RowKeys, write_scaled
+from cpembed.targets.cuda.chains.row_keys import LOWEST, RowKeys, combine_lanes, write_scaled
 from cpembed.targets.cuda.reduction import STATISTICS
 from cpembed.targets.cuda.writer import (
     Writer,
@@ -186,12 +186,7 @@ class Softmax(RowKeys):
 
     def _combine(self, target: str, operation: str) -> None:
         """Write the combination of a value with those of the lanes that share its row."""
-        for mask in self.masks:
-            shuffled = (
-                'T.call_pure_extern("float32", "__shfl_xor_sync", T.uint32(4294967295), '
-                f"{target}, {mask})"
-            )
-            self.script.line(f"{target} = {operation.format(shuffled)}")
+        combine_lanes(self.script, target, operation, self.masks)
 
     def _scale_sums(self, tile: int, number: int, factor: str) -> None:
         """Write the product of a row of the second product's sums with a factor."""

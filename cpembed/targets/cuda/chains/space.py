@@ -14,6 +14,7 @@ from cpembed.targets.cuda.chains.pairs import Pair, Pairs, Via
 from cpembed.targets.cuda.chains.plan import MAX_SPLITS, ChainPlan, ChainSchedule, check
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.model import Gpu, GpuEstimate, estimate
+from cpembed.targets.cuda.multistage.space import leaves_half_idle
 from cpembed.workloads.chains import ProductChain, RowSoftmax
 
 WARPS: dict[Via, tuple[tuple[int, int], ...]] = {
@@ -152,7 +153,8 @@ def schedules(chain: ProductChain, pair: Pair) -> Iterator[ChainSchedule]:
             WARPS[via], ROWS, CHUNKS, STAGES, widths
         ):
             block = warps[0] * tiles
-            if (1 < block >= 2 * rows) or (1 < chunk >= 2 * depth) or width < warps[1]:
+            idle = leaves_half_idle(block, rows) or leaves_half_idle(chunk, depth)
+            if idle or width < warps[1]:
                 continue
             if chunk * ratio % (2 * warps[1]) == 0:
                 yield ChainSchedule(via, warps, tiles, chunk, width, stages)
@@ -168,5 +170,5 @@ def _group_schedules(product: TiledProduct) -> Iterator[ChainSchedule]:
     for groups, chunk, stages, width in itertools.product(
         GROUPS, GROUP_CHUNKS, STAGES, sorted(widths)
     ):
-        if not ((1 < groups >= 2 * rows) or (GROUP_CHUNKS[0] < chunk >= 2 * depth)):
+        if not (leaves_half_idle(groups, rows) or leaves_half_idle(chunk, depth)):
             yield ChainSchedule("registers", (groups, 1), 1, chunk, width, stages)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cpembed.codegen.plan import HEADER, Script, buffer
+from cpembed.codegen.plan import Script, buffer
 from cpembed.targets.cuda.epilogue import (
     input_declarations,
     output_declarations,
-    output_parameters,
+    output_elements,
 )
 from cpembed.targets.cuda.fragment_products import FragmentProducts, WmmaProducts
 from cpembed.targets.cuda.instructions import LANES
@@ -32,60 +32,40 @@ from cpembed.targets.cuda.writer import (
     quotient,
     register_pointer,
     shared_pointer,
+    thread_nest,
 )
 
 
 def product_kernel(plan: Plan) -> Writer:
     """Return the function ``main`` of the product, or of the partial sums of a split reduction."""
     writer, product = Writer(), plan.product
-    splits, elements = plan.schedule.splits, product.output.layout.elements
-    declared = [
-        buffer(name, operand.layout.elements, operand.layout.dtype)
-        for name, operand in zip(PARAMETERS, (plan.first, plan.second), strict=True)
-    ]
-    if splits > 1:
-        declared.append(buffer(PARTIAL, splits * elements, product.sums))
-    else:
-        declared += [*input_declarations(product), *output_declarations(product)]
-    writer.script.line(HEADER)
-    with writer.script.nested(f"def main({', '.join(declared)}):"):
-        writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        _write_thread_nest(writer, plan)
-    return writer
-
-
-def _write_thread_nest(writer: Writer, plan: Plan) -> None:
     rows, columns, batch, splits = plan.blocks
-    script, threads = writer.script, plan.schedule.threads
-    elements = plan.product.output.elements
-    with script.nested(
-        f'for bx in T.thread_binding({rows * columns}, thread="blockIdx.x"):',
-        f'for by in T.thread_binding({batch}, thread="blockIdx.y"):',
-        f'for bz in T.thread_binding({splits}, thread="blockIdx.z"):',
-        f'for tx in T.thread_binding({threads}, thread="threadIdx.x"):',
-        'with T.sblock("product"):',
+    factors = dict(zip(PARAMETERS, (plan.first.layout, plan.second.layout), strict=True))
+    declared = [buffer(name, layout.elements, layout.dtype) for name, layout in factors.items()]
+    if splits > 1:
+        written = {PARTIAL: splits * product.output.layout.elements}
+        declared.append(buffer(PARTIAL, written[PARTIAL], product.sums))
+    else:
+        written = output_elements(product)
+        declared += [*input_declarations(product), *output_declarations(product)]
+    numbers = {
+        "block": ("blockIdx.x", rows * columns),
+        "batch": ("blockIdx.y", batch),
+        "part": ("blockIdx.z", splits),
+        "thread": ("threadIdx.x", plan.schedule.threads),
+    }
+    reads = {name: layout.elements for name, layout in factors.items()}
+    with (
+        writer.script.function(declared),
+        thread_nest(writer.script, "product", numbers, reads, written),
     ):
-        for name, loop, extent in (
-            ("block", "bx", rows * columns),
-            ("batch", "by", batch),
-            ("part", "bz", splits),
-            ("thread", "tx", threads),
-        ):
-            script.line(f"{name} = T.axis.spatial({extent}, {loop})")
-        reads = [
-            f"{name}[0 : {operand.layout.elements}]"
-            for name, operand in zip(PARAMETERS, (plan.first, plan.second), strict=True)
-        ]
-        script.line(f"T.reads({', '.join(reads)})")
-        written = [f"{PARTIAL}[0 : {splits * elements}]"]
-        if splits == 1:
-            outputs = output_parameters(plan.product).values()
-            written = [f"{name}[0 : {elements}]" for name, _ in outputs]
-        script.line(f"T.writes({', '.join(written)})")
         # Without a loop ptxas computes the addresses of all stages at once; bounds make it spill.
-        blocks = resident_blocks(most_registers(plan), threads) if plan.copying > 1 else 1
-        script.line(f'T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", {blocks})')
+        blocks = 1
+        if plan.copying > 1:
+            blocks = resident_blocks(most_registers(plan), plan.schedule.threads)
+        writer.script.line(f'T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", {blocks})')
         _ProductBody(writer, plan).write()
+    return writer
 
 
 def locate_stages(script: Script, first: int, stage_bytes: int, stages: int) -> None:

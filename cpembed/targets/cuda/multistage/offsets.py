@@ -7,13 +7,13 @@ like those inside an operand. Addresses are 64-bit: an offset is scaled to bytes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cpembed.errors import LoweringError
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.cuda.instructions import LANES
-from cpembed.targets.cuda.lower import GlobalOperand
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.transform.program import Loop
 
 if TYPE_CHECKING:
@@ -70,26 +70,40 @@ def check_offsets(plan: Plan) -> None:
     splits = plan.schedule.splits
     if max(*elements, splits * elements[2]) < _SMALL:
         return
-    if splits * elements[2] > MAX_OFFSET:
-        raise LoweringError(
-            f"{splits} parts of {elements[2]:,} sums are indexed by more than 32 bits: "
-            "split the reduction among fewer blocks"
-        )
+    require_parts(product, splits)
     for operand, largest in zip(operands, _largest_values(plan), strict=True):
-        bounds = [largest_magnitude(index, largest) for index in _indices(operand)]
+        bounds = [access_bound(operand, largest)]
         if operand.needs_packing:
             bounds.append(packing_bound(operand))
-        if max(bounds) > MAX_OFFSET:
-            raise LoweringError(
-                f"offsets in operand {operand.layout.name} reach {max(bounds):,}, padded tiles "
-                "included, which 32 bits do not hold: run a part of the workload"
-            )
+        require_offsets(operand, bounds)
 
 
-def _indices(operand: GlobalOperand) -> Iterator[IndexExpr]:
-    yield operand.address
-    for place in operand.checked:
-        yield operand.layout.access[place]
+def require_parts(product: TiledProduct, splits: int) -> None:
+    """Raise :class:`LoweringError` if parts of the sums have more elements than 32 bits count."""
+    elements = product.output.layout.elements
+    if splits * elements > MAX_OFFSET:
+        raise LoweringError(
+            f"{splits} parts of {elements:,} sums are indexed by more than 32 bits: split the "
+            "reduction among fewer blocks"
+        )
+
+
+def require_offsets(operand: GlobalOperand, bounds: Sequence[int]) -> None:
+    """Raise :class:`LoweringError` if one of an operand's bounds is beyond 32 bits."""
+    if max(bounds, default=0) > MAX_OFFSET:
+        raise LoweringError(
+            f"offsets in operand {operand.layout.name} reach {max(bounds):,}, padded tiles "
+            "included, which 32 bits do not hold: run a part of the workload"
+        )
+
+
+def access_bound(operand: GlobalOperand, largest: Mapping[str, int]) -> int:
+    """Return an upper bound of an operand's addresses, and of its coordinates that are checked.
+
+    ``largest`` is the largest value of each iterator.
+    """
+    checked = (operand.layout.access[place] for place in operand.checked)
+    return max(largest_magnitude(index, largest) for index in (operand.address, *checked))
 
 
 def packing_bound(operand: GlobalOperand) -> int:

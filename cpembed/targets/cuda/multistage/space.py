@@ -19,10 +19,19 @@ from cpembed.targets.cuda.model import Gpu
 
 S = TypeVar("S")
 
+WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
+"""Numbers of warps of a block along rows and columns."""
+ROW_TILES, COLUMN_TILES = (1, 2, 4), (1, 2, 4, 8)
+"""Numbers of instruction tiles of a warp along rows and columns."""
 RASTER_GROUPS = (1, 4, 8)
 """Numbers of adjacent blocks of rows that share columns of the second factor in L2."""
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of blocks that share the reduction of a result."""
+
+
+def leaves_half_idle(count: int, extent: int) -> bool:
+    """Return True if a block of so many tiles, more than one, has twice as many as there are."""
+    return 1 < count >= 2 * extent
 
 
 def product_form(product: TiledProduct) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from cpembed.targets.cuda.multistage.schedule import CHUNK, SharedTile
 from cpembed.targets.cuda.writer import (
     Writer,
     digits,
+    factor_values,
     guarded_place,
     index_script,
     inside_conditions,
@@ -108,12 +109,8 @@ class TileCopies(ABC):
 
     def _row_values(self, tile: str, row: str) -> dict[str, str]:
         """Return the values of all iterators but those of the depth, which are 0."""
-        return {
-            **dict.fromkeys((loop.name for loop in self.product.program.loops), "0"),
-            **digits("batch", self.product.batch),
-            **digits(tile, self.copied.loops[0]),
-            self.product.axes[self.number]: row,
-            self.product.axes[2]: "0",
+        return factor_values(self.product, self.number, tile, "0") | {
+            self.product.axes[self.number]: row
         }
 
     def _row_conditions(self, tile: str, shared_row: str) -> list[str]:
@@ -160,7 +157,7 @@ class GeneralCopies(TileCopies):
             self.script.line(f"slot = (first * {unrolled} + turn) * {threads} + thread")
             with self.script.nested(*[f"if slot < {tile.copies}:"] * self.is_partial):
                 self._locate_vector(step)
-                self._copy_vector(base)
+                copy_vector(self.writer, self.name, self.operand, "shared_row", tile.place, base)
 
     def _locate_vector(self, step: str) -> None:
         """Write ``place``, the number of a slot's vector in its factor, and ``valid``."""
@@ -185,22 +182,45 @@ class GeneralCopies(TileCopies):
         address = index_script(operand.address, values, self.extents)
         self.script.lines(guarded_place(conditions, address))
 
-    def _copy_vector(self, base: str) -> None:
-        """Write the copy of a vector into shared memory, asynchronous if it has 4 bytes or more."""
-        name, operand, tile = self.name, self.operand, self.tile
-        size = size_bytes(operand.layout.dtype)
-        chunk, offset = f"element * {size} // {CHUNK}", f"element * {size} % {CHUNK}"
-        target = f"{base} + {tile.place('shared_row', chunk)} + {offset}"
-        pointer = f"T.address_of({name}[place])"
-        if tile.width >= 4:
-            self.writer.call(
-                f"cpembed_cp_async_{tile.width}", shared_pointer(target), pointer, "valid"
-            )
-            return
-        # Shorter than cp.async takes: through registers, without overlap.
-        dtype = storage_dtype(operand.layout.dtype)
-        shape = f"({operand.length},)"
-        self.script.line(f'{name}_one = T.alloc_buffer({shape}, "{dtype}", scope="local")')
-        register = register_pointer(f"{name}_one", "0")
-        self.writer.call(f"cpembed_load_{tile.width}", register, pointer, "valid")
-        self.writer.call(f"cpembed_shared_store_{tile.width}", shared_pointer(target), register)
+
+def copy_vector(
+    writer: Writer,
+    name: str,
+    operand: GlobalOperand,
+    row: str,
+    place: Callable[[str, str], str],
+    base: str,
+) -> None:
+    """Write the copy of a vector into shared memory, asynchronous if it has 4 bytes or more.
+
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel, in which ``place`` is the vector's number in the factor, ``valid`` says
+        whether it is inside, and ``element`` is its place in a row.
+    name : str
+        Parameter of the kernel that is the factor.
+    operand : GlobalOperand
+        The factor.
+    row : str
+        Expression of the row in shared memory.
+    place : callable
+        Function from a row and a chunk to the byte at which they begin.
+    base : str
+        Expression of the first byte in shared memory.
+    """
+    size = size_bytes(operand.layout.dtype)
+    width = operand.length * size
+    chunk, offset = f"element * {size} // {CHUNK}", f"element * {size} % {CHUNK}"
+    target = shared_pointer(f"{base} + {place(row, chunk)} + {offset}")
+    pointer = f"T.address_of({name}[place])"
+    if width >= 4:
+        writer.call(f"cpembed_cp_async_{width}", target, pointer, "valid")
+        return
+    # Shorter than cp.async takes: through registers, without overlap.
+    dtype = storage_dtype(operand.layout.dtype)
+    shape = f"({operand.length},)"
+    writer.script.line(f'{name}_one = T.alloc_buffer({shape}, "{dtype}", scope="local")')
+    register = register_pointer(f"{name}_one", "0")
+    writer.call(f"cpembed_load_{width}", register, pointer, "valid")
+    writer.call(f"cpembed_shared_store_{width}", target, register)

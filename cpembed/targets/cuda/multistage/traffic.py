@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
-from cpembed.targets.cuda.lower import GlobalOperand
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from cpembed.targets.cuda.multistage.reads import CopyReads, mean_reads
 from cpembed.targets.cuda.multistage.schedule import (
     CHUNK,
     WAVEFRONT_BYTES,
     Plan,
+    ProductPlan,
     SharedTile,
     Staging,
 )
-from cpembed.targets.cuda.packing import PACKING_THREADS
+from cpembed.targets.cuda.writer import ELEMENT_THREADS, element_blocks
 
 BANK_BYTES = 4
 Addresses = NDArray[np.int64]
@@ -308,7 +309,7 @@ def work_of(plan: Plan, gpu: Gpu) -> KernelWork:
         compute=_compute(plan, counts, gpu),
         result=_result(plan, counts, gpu),
         dram_bytes=_bytes_from_dram(plan, counts, gpu) + counts.stored_bytes,
-        auxiliary=_auxiliary(plan, gpu),
+        auxiliary=auxiliary_work(plan, plan.schedule.splits, gpu),
     )
 
 
@@ -377,25 +378,62 @@ def _bytes_from_dram(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> float:
     return min(max(once, counts.blocks / blocks * wave), copied)
 
 
-def _auxiliary(plan: Plan, gpu: Gpu) -> tuple[KernelWork, ...]:
-    """Return the packing of operands other than weights, and the addition of parts."""
+def auxiliary_work(plan: ProductPlan, splits: int, gpu: Gpu) -> tuple[KernelWork, ...]:
+    """Return the work of packing operands other than weights, and of adding parts.
+
+    Parameters
+    ----------
+    plan : ProductPlan
+    splits : int
+        Number of parts of the reduction.
+    gpu : Gpu
+        GPU that executes the kernels.
+    """
     product, kernels = plan.product, list[KernelWork]()
-    second = product.program.workload.inputs[1]
-    weights = None if second.varies else second.name
-    for operand in (plan.first, plan.second):
-        if operand.needs_packing and operand.layout.name != weights:
-            elements = operand.layout.elements
-            transferred = operand_bytes(operand) + elements * size_bytes(operand.layout.dtype)
-            kernels.append(element_kernel("packing", elements, transferred, gpu))
-    if plan.schedule.splits > 1:
-        elements = product.output.layout.elements
-        transferred = elements * plan.schedule.splits * size_bytes(product.sums)
-        transferred += elements * size_bytes(product.output_dtype)
-        kernels.append(element_kernel("reduction", elements, transferred, gpu))
+    weights = product.program.workload.inputs[1].name
+    for number in range(2):
+        operand = plan.operand(number)
+        if plan.packs(number) and operand.layout.name != weights:
+            kernels.append(packing_work(operand, gpu))
+    if splits > 1:
+        kernels.append(reduction_work(product, splits, gpu))
     return tuple(kernels)
 
 
-def element_kernel(name: str, elements: int, transferred: int, gpu: Gpu) -> KernelWork:
+def packing_work(operand: GlobalOperand, gpu: Gpu) -> KernelWork:
+    """Return the work of a kernel that packs an operand."""
+    elements = operand.layout.elements
+    transferred = operand_bytes(operand) + elements * size_bytes(operand.layout.dtype)
+    return element_work("packing", elements, transferred, gpu)
+
+
+def reduction_work(
+    product: TiledProduct, splits: int, gpu: Gpu, instructions: float = COPY_INSTRUCTIONS
+) -> KernelWork:
+    """Return the work of a kernel that adds parts of a result.
+
+    Parameters
+    ----------
+    product : TiledProduct
+    splits : int
+        Number of parts.
+    gpu : Gpu
+    instructions : float
+        Number of instructions of a thread.
+    """
+    elements = product.output.layout.elements
+    transferred = elements * splits * size_bytes(product.sums)
+    transferred += elements * size_bytes(product.output_dtype)
+    return element_work("reduction", elements, transferred, gpu, instructions)
+
+
+def element_work(
+    name: str,
+    elements: int,
+    transferred: int,
+    gpu: Gpu,
+    instructions: float = COPY_INSTRUCTIONS,
+) -> KernelWork:
     """Return the work of a kernel with a thread for each element.
 
     Parameters
@@ -408,10 +446,12 @@ def element_kernel(name: str, elements: int, transferred: int, gpu: Gpu) -> Kern
         Bytes that all threads together read and write.
     gpu : Gpu
         GPU that executes it.
+    instructions : float
+        Number of instructions of a thread.
     """
-    warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)
-    issue = warps * COPY_INSTRUCTIONS / gpu.unit.schedulers
-    cycles = gpu.l2_cycles + COPY_INSTRUCTIONS * gpu.unit.integer_cycles
+    warps, blocks = ELEMENT_THREADS // LANES, element_blocks(elements)
+    issue = warps * instructions / gpu.unit.schedulers
+    cycles = gpu.l2_cycles + instructions * gpu.unit.integer_cycles
     phase = Phase(cycles, 0.0, 2 * warps, issue, bytes=transferred / blocks)
     return KernelWork(
         name, blocks, warps, 0, registers=_ELEMENT_REGISTERS, compute=phase, dram_bytes=transferred

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from cpembed.targets.cuda import device
 from cpembed.targets.cuda.instructions import (
     INSTRUCTIONS,
     WARP_GROUP,
     WARP_GROUP_INSTRUCTIONS,
     TensorCoreInstruction,
 )
-from cpembed.targets.cuda.warp_specialized import device as warp_group_device
+from cpembed.targets.cuda.warp_specialized.device import function, product_name
 from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT, SharedImage
 
 PRODUCTS = 8
@@ -87,14 +86,14 @@ def _warp_text(mma: TensorCoreInstruction) -> str:
 #pragma unroll
   for (int j = 0; j < {PRODUCTS}; ++j) for (int i = 0; i < {sums}; ++i) total += c[j][i];
 """
-    return f"{device.function(mma.mma_function)}\n{_kernel(mma, 256, body)}"
+    return f"{function(mma.mma_function)}\n{_kernel(mma, 256, body)}"
 
 
 def _group_text(wgmma: TensorCoreInstruction) -> str:
     depth_bytes = 32
     first, second = (SharedImage(rows, depth_bytes) for rows in (wgmma.m, COLUMNS))
     count = wgmma.registers[2] * COLUMNS // wgmma.n
-    product = warp_group_device.product_name(wgmma, COLUMNS)
+    product = product_name(wgmma, COLUMNS)
     names = (
         product, "cpembed_matrix_descriptor", "cpembed_wgmma_fence", "cpembed_wgmma_commit",
         "cpembed_wgmma_wait_0", "cpembed_proxy_fence",
@@ -119,7 +118,7 @@ def _group_text(wgmma: TensorCoreInstruction) -> str:
 #pragma unroll
   for (int i = 0; i < {count}; ++i) total += c[i];
 """
-    functions = "\n".join(map(warp_group_device.function, names))
+    functions = "\n".join(map(function, names))
     return f"{functions}\n{_kernel(wgmma, WARP_GROUP, body)}"
 
 

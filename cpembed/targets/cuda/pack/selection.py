@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,32 +47,28 @@ def _fuses(
     return family_axes < required and steps % size == 0
 
 
-def is_im2col(embedding: Embedding, workload: Computation) -> bool:
-    """True if rows are all pixels of all images, and the depth entire windows."""
-    return _is(embedding, workload, IMAGE, WINDOW)
+FIXED = {"im2col": (IMAGE, WINDOW), "fuse_hw": (IMAGE[1:], WINDOW[:1])}
+"""Axes of the rows and of the depth of mappings that other compilers always take, by name."""
 
 
-def is_fuse_hw(embedding: Embedding, workload: Computation) -> bool:
-    """True if rows are the pixels of an image, and the depth channels."""
-    return _is(embedding, workload, IMAGE[1:], WINDOW[:1])
+def is_fixed(name: str, embedding: Embedding, workload: Computation) -> bool:
+    """Return True if an embedding is one of the mappings :data:`FIXED`.
 
-
-def _is(
-    embedding: Embedding, workload: Computation, rows: Sequence[str], depth: Sequence[str]
-) -> bool:
+    Parameters
+    ----------
+    name : str
+        Name of the mapping.
+    embedding : Embedding
+    workload : Computation
+        Workload that is embedded.
+    """
     family, extents, used = embedding.family, workload.extents, embedding.extents
+    rows, depth = FIXED[name]
     return (
         _fuses(family["x"], rows, extents, used["x"])
         and _fuses(family["z"], depth, extents, used["z"])
         and set(family["y"]) <= {"k"}
     )
-
-
-FIXED: Mapping[str, Callable[[Embedding, Computation], bool]] = {
-    "im2col": is_im2col,
-    "fuse_hw": is_fuse_hw,
-}
-"""Mappings that other compilers always take, by name."""
 
 
 def tiled(lowered: Any) -> TiledProduct:
@@ -148,9 +144,12 @@ def select(
     if not selection:
         raise LoweringError(f"{workload.name}: no schedule of {target.spec.name} fits the machine")
     if "p" in workload.extents:
-        for name, belongs in FIXED.items():
-            fixed = [o for o in options if belongs(o.ranked.candidate.embedding, workload)]
-            fixed = [option for option in fixed if option.schedules]
+        for name in FIXED:
+            fixed = [
+                option
+                for option in options
+                if is_fixed(name, option.ranked.candidate.embedding, workload) and option.schedules
+            ]
             if fixed:
                 option = min(fixed, key=lambda option: option.schedules[0].cost)
                 _add(selection, name, option, option.schedules[0])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cpembed.targets.cuda.remote.timing import Samples, geometric_mean
+from cpembed.targets.cuda.remote.timing import Samples
 
 LIBRARIES = ("cuDNN", "cuBLAS", "Triton", "dlight as shipped", "dlight repaired")
 FIXED = ("im2col", "fuse_hw")
@@ -76,7 +77,7 @@ def figures(entry: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[str
 def mean(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[float | None, int]:
     """Return the geometric mean of a column, and the number of layers in it."""
     values = [row[column] for row in rows if row[column] is not None]
-    return (geometric_mean(values) if values else None), len(values)
+    return (statistics.geometric_mean(values) if values else None), len(values)
 
 
 _COLUMNS = (

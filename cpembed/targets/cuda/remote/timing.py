@@ -72,12 +72,3 @@ def rounds(
         for name in (*names[first:], *names[:first]):
             times[name].append(clock(implementations[name]))
     return Samples(times)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean.
-
-    >>> geometric_mean([2.0, 8.0])
-    4.0
-    """
-    return statistics.geometric_mean(values)

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct, global_operand, in_original
+from cpembed.targets.cuda.lower import (
+    GlobalOperand,
+    TiledProduct,
+    global_operand,
+    in_original,
+    original_access,
+)
 from cpembed.transform.index_algebra import simplify
 from cpembed.transform.program import Loop, PackedDimension, PackedOperand
 
@@ -244,8 +250,7 @@ def packed_image(product: TiledProduct, number: int) -> PackedOperand:
         product.axes[2]: IndexExpr((IndexTerm.digit(element, modulus=tile_depth),)),
     }
     sizes = dict(zip(names, extents, strict=True))
-    places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
-    source = [index.substitute(places).substitute(values) for index in operand.source]
+    source = [index.substitute(values) for index in original_access(operand)]
     total = deep * tile_depth
     if total % length:
         # Beyond the depth a coordinate is outside: what is packed there is zero.

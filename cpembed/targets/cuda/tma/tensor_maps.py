@@ -46,10 +46,9 @@ _DATA_TYPES = {
 }
 """Suffix and number of the driver's enumerator ``CU_TENSOR_MAP_DATA_TYPE_…`` by element type."""
 
-_CORNER_BITS = {3: 16, 4: 8, 5: 5}
-"""Number of bits of a signed corner of an im2col box by the rank of the map."""
-_OFFSET_BITS = {3: 16, 4: 8, 5: 5}
-"""Number of bits of an unsigned offset of a filter by the rank of the map."""
+_IM2COL_BITS = {3: 16, 4: 8, 5: 5}
+"""Number of bits of a signed corner of an im2col box, and of an unsigned offset of a filter, by the
+rank of the map."""
 
 SMALL_BYTES = 128 * 1024
 """Number of bytes below which a map needs a correction after some drivers encoded it."""
@@ -184,12 +183,12 @@ class TensorMap:
         return complaints
 
     def _im2col_complaints(self, box: Im2colBox) -> list[str]:
-        if self.rank not in _CORNER_BITS:
+        if self.rank not in _IM2COL_BITS:
             return [f"{self.rank} dimensions in im2col mode: from 3 to 5"]
         if (len(box.lower), len(box.upper)) != (self.rank - 2, self.rank - 2):
             return [f"corners of {self.rank} dimensions have {self.rank - 2} numbers"]
         complaints = self._row_complaints(box.channels)
-        limit = 2 ** (_CORNER_BITS[self.rank] - 1)
+        limit = 2 ** (_IM2COL_BITS[self.rank] - 1)
         if any(not -limit <= corner < limit for corner in (*box.lower, *box.upper)):
             complaints.append(f"corners {box.lower} and {box.upper}: from {-limit} to {limit - 1}")
         if min(self.bases) < 1:
@@ -235,7 +234,7 @@ class TensorMap:
     @property
     def max_offset(self) -> int:
         """Maximum offset of a filter along each dimension, in im2col mode."""
-        return 2 ** _OFFSET_BITS[self.rank] - 1
+        return 2 ** _IM2COL_BITS[self.rank] - 1
 
     def encode(self, address: int) -> bytes:
         """Return the executor's encoding, 128 bytes; ``native/tensor_map.h`` has the struct.

@@ -5,53 +5,36 @@ from __future__ import annotations
 from cpembed.codegen.plan import storage_dtype
 from cpembed.targets.cuda.build import CudaText, Parameter, Viewed, generate
 from cpembed.targets.cuda.emulator.executor import Launch
-from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
-from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
+from cpembed.targets.cuda.packing import packing
+from cpembed.targets.cuda.reduction import reduction
 from cpembed.targets.cuda.warp_specialized.emit import product_kernel
 from cpembed.targets.cuda.warp_specialized.loads import map_name
-from cpembed.targets.cuda.warp_specialized.packing import PackedImages, images_kernel
+from cpembed.targets.cuda.warp_specialized.packing import PackedImages, image_packing
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
-from cpembed.targets.cuda.warp_specialized.streaming import (
-    CLEARING_THREADS,
-    clearing_blocks,
-    clearing_kernel,
-)
-from cpembed.targets.cuda.writer import PARAMETERS, Writer
+from cpembed.targets.cuda.warp_specialized.streaming import clearing
+from cpembed.targets.cuda.writer import PARAMETERS, Functions
 
 ARCHITECTURE = "sm_90"
 """Architecture that TVM generates text for; the text needs ``sm_90a``."""
 
 
-def functions(plan: SpecializedPlan) -> dict[str, tuple[Writer, Launch]]:
+def functions(plan: SpecializedPlan) -> Functions:
     """Return the kernels of a plan by name, in the order in which they run."""
-    product, kernels = plan.product, dict[str, tuple[Writer, Launch]]()
-
-    def add(name: str, writer: Writer, blocks: int, threads: int, shared_bytes: int = 0) -> None:
-        cluster = (plan.schedule.cluster_blocks if name == "product" else 1, 1, 1)
-        grid, block = (blocks, 1, 1), (threads, 1, 1)
-        launch = Launch(f"{name}_kernel", grid, block, shared_bytes, cluster)
-        kernels[name] = writer, launch
-
+    schedule, kernels = plan.schedule, Functions()
     for number, name in enumerate(PARAMETERS):
-        if plan.schedule.loads[number] == "bulk":
-            images = PackedImages(plan, number)
-            add(
-                f"pack_{name}",
-                images_kernel(images),
-                packing_blocks(images.elements),
-                PACKING_THREADS,
-            )
+        if schedule.loads[number] == "bulk":
+            kernels |= image_packing(PackedImages(plan, number))
         elif plan.packs(number):
-            operand = plan.operand(number)
-            blocks = packing_blocks(operand.layout.elements)
-            add(f"pack_{name}", packing_kernel(operand, name), blocks, PACKING_THREADS)
+            kernels |= packing(plan.operand(number), name)
     if plan.order.streamed:
-        add("clear", clearing_kernel(plan), clearing_blocks(plan), CLEARING_THREADS)
-    add("product", product_kernel(plan), plan.grid, plan.schedule.threads, plan.shared_bytes)
-    if plan.schedule.splits > 1:
-        blocks = -(-product.output.layout.elements // REDUCTION_THREADS)
-        writer = reduction_kernel(product, plan.schedule.splits)
-        add("reduction", writer, blocks, REDUCTION_THREADS)
+        kernels |= clearing(plan)
+    grid, threads, cluster = plan.grid, schedule.threads, schedule.cluster_blocks
+    launch = Launch(
+        "product_kernel", (grid, 1, 1), (threads, 1, 1), plan.shared_bytes, (cluster, 1, 1)
+    )
+    kernels["product"] = product_kernel(plan), launch
+    if schedule.splits > 1:
+        kernels |= reduction(plan.product, schedule.splits)
     return kernels
 
 

@@ -18,7 +18,7 @@ from cpembed.targets.cuda.fragment_products import MATRIX_BYTES, FragmentProduct
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP, WARP_ROWS
 from cpembed.targets.cuda.results import Strip
 from cpembed.targets.cuda.warp_specialized.device import product_name
-from cpembed.targets.cuda.warp_specialized.layouts import CHUNK
+from cpembed.targets.cuda.warp_specialized.layouts import CHUNK, write_descriptor
 from cpembed.targets.cuda.warp_specialized.ring import Ring
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.streaming import write_opaque
@@ -105,16 +105,7 @@ class WarpGroups(Consumers):
         ):
             if self.schedule.in_registers and number == 0:
                 continue
-            bits = self.plan.images[number].descriptor.bits
-            # TVM reads constants of 64 bits with a sign.
-            signed = bits - (bits >> 63 << 64)
-            self.writer.value(
-                name,
-                "cpembed_matrix_descriptor",
-                "uint64",
-                shared_pointer(place),
-                f"T.int64({signed})",
-            )
+            write_descriptor(self.writer, name, self.plan.images[number], place)
 
     def multiply(self, steps: str) -> None:
         before = f"T.Select(ring[0] == 0, {self.schedule.stages - 1}, ring[0] - 1)"

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from cpembed.codegen.plan import HEADER, buffer
+from cpembed.codegen.plan import buffer
 from cpembed.targets.cuda.epilogue import (
     input_declarations,
     output_declarations,
-    output_parameters,
+    output_elements,
 )
 from cpembed.targets.cuda.instructions import LANES
-from cpembed.targets.cuda.results import stage_sums, store_strip
+from cpembed.targets.cuda.results import store_strip
 from cpembed.targets.cuda.warp_specialized.consumers import consumers_of
 from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT
 from cpembed.targets.cuda.warp_specialized.loads import (
@@ -31,9 +31,7 @@ from cpembed.targets.cuda.warp_specialized.loads import (
     write_by_threads,
 )
 from cpembed.targets.cuda.warp_specialized.ring import Ring
-from cpembed.targets.cuda.warp_specialized.schedule import (
-    SpecializedPlan,
-)
+from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.stores import BoxStores
 from cpembed.targets.cuda.warp_specialized.streaming import (
     COUNTERS,
@@ -47,6 +45,7 @@ from cpembed.targets.cuda.writer import (
     Writer,
     quotient,
     shared_pointer,
+    thread_nest,
 )
 
 MAX_LAG = 4
@@ -56,41 +55,31 @@ MAX_LAG = 4
 def product_kernel(plan: SpecializedPlan) -> Writer:
     """Return the function ``main`` of the product, or of the partial sums of a split reduction."""
     writer, product = Writer(), plan.product
-    splits, elements = plan.schedule.splits, product.output.layout.elements
+    splits, written = plan.schedule.splits, output_elements(product)
     declared = [factor_parameter(plan, number) for number in range(2)]
     if splits > 1:
-        declared.append(buffer(PARTIAL, splits * elements, product.sums))
+        written = {PARTIAL: splits * product.output.layout.elements}
+        declared.append(buffer(PARTIAL, written[PARTIAL], product.sums))
+    elif plan.store is None:
+        declared += [*input_declarations(product), *output_declarations(product)]
     else:
-        results = output_declarations(product)
-        if plan.store is not None:
-            results = [f"{map_name('C')}: T.TensorMap()"]
-        declared += [*input_declarations(product), *results]
+        # A tensor map is no buffer.
+        written = {}
+        declared += [*input_declarations(product), f"{map_name('C')}: T.TensorMap()"]
     if plan.order.streamed:
         declared += [
             buffer(PARTIAL, workspace_elements(plan), product.sums),
             buffer(COUNTERS, plan.order.streamed, "int32"),
         ]
     script = writer.script
-    script.line(HEADER)
-    with script.nested(f"def main({', '.join(declared)}):"):
-        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        with script.nested(
-            f'for bx in T.thread_binding({plan.grid}, thread="blockIdx.x"):',
-            f'for tx in T.thread_binding({plan.schedule.threads}, thread="threadIdx.x"):',
-            'with T.sblock("product"):',
-        ):
-            script.line(f"block_number = T.axis.spatial({plan.grid}, bx)")
-            script.line(f"thread = T.axis.spatial({plan.schedule.threads}, tx)")
-            script.line("T.reads()")
-            names = [name for name, _ in output_parameters(product).values()]
-            # A tensor map is no buffer.
-            written = [f"{name}[0 : {elements}]" for name in names if plan.store is None]
-            if splits > 1:
-                written = [f"{PARTIAL}[0 : {splits * elements}]"]
-            script.line(f"T.writes({', '.join(written)})")
-            if plan.min_blocks:
-                script.line(f'T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", {plan.min_blocks})')
-            _Body(writer, plan).write()
+    numbers = {
+        "block_number": ("blockIdx.x", plan.grid),
+        "thread": ("threadIdx.x", plan.schedule.threads),
+    }
+    with script.function(declared), thread_nest(script, "product", numbers, {}, written):
+        if plan.min_blocks:
+            script.line(f'T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", {plan.min_blocks})')
+        _Body(writer, plan).write()
     return writer
 
 
@@ -277,9 +266,4 @@ class _Body:
             if self.stores is not None:
                 self.stores.store(name)
                 return
-            instruction = self.product.instruction
-            stage_sums(self.writer, instruction, plan.staging, plan.strip, name)
-            # Lanes read what others staged, and stage the next strip in its place.
-            self.writer.warp_barrier()
-            store_strip(self.writer, self.consumers.strip())
-            self.writer.warp_barrier()
+            store_strip(self.writer, self.consumers.strip(), name)

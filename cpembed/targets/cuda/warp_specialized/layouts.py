@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cpembed.errors import InvariantError
+from cpembed.targets.cuda.writer import Writer, shared_pointer
 
 CHUNK = 16
 """Number of bytes that swizzles move together."""
@@ -160,3 +161,22 @@ class SharedImage:
         chunks = self.span // CHUNK
         turn = line // (PATTERN_ROWS // chunks) % chunks
         return line * self.span + (column // CHUNK ^ turn) * CHUNK + column % CHUNK
+
+
+def write_descriptor(writer: Writer, name: str, image: SharedImage, place: str) -> None:
+    """Write a variable with the descriptor of an image.
+
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel.
+    name : str
+        The variable.
+    image : SharedImage
+    place : str
+        Expression of the byte at which the image, or a matrix of it, begins.
+    """
+    bits = image.descriptor.bits
+    # TVM reads constants of 64 bits with a sign.
+    fields = f"T.int64({bits - (bits >> 63 << 64)})"
+    writer.value(name, "cpembed_matrix_descriptor", "uint64", shared_pointer(place), fields)

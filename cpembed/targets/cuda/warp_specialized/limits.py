@@ -7,10 +7,11 @@ import math
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.targets.cuda.multistage.offsets import (
-    MAX_OFFSET,
+    access_bound,
     largest_digits,
-    largest_magnitude,
     packing_bound,
+    require_offsets,
+    require_parts,
 )
 from cpembed.targets.cuda.multistage.registers import REGISTER_MARGIN
 from cpembed.targets.cuda.multistage.schedule import MAX_THREADS
@@ -142,49 +143,25 @@ def _check_cluster(plan: SpecializedPlan) -> None:
 
 
 def _check_offsets(plan: SpecializedPlan) -> None:
-    """Refuse a plan whose kernels would compute an offset of more than 32 bits.
-
-    Raises
-    ------
-    LoweringError
-        If one of them would.
-    """
+    """Refuse a plan whose kernels would compute an offset of more than 32 bits."""
     product, schedule = plan.product, plan.schedule
-    parts = schedule.splits * product.output.layout.elements
-    if parts > MAX_OFFSET:
-        raise LoweringError(
-            f"{schedule.splits} parts of {product.output.layout.elements:,} sums are indexed by "
-            "more than 32 bits: split the reduction among fewer blocks"
-        )
+    require_parts(product, schedule.splits)
     values = _largest_values(plan)
     for number, load in enumerate(schedule.loads):
         operand, bounds = plan.operand(number), list[int]()
         if load == "bulk":
             bounds = [PackedImages(plan, number).elements, *_elements(operand)]
         elif load == "threads":
-            bounds = [_bound(operand, values)]
+            bounds = [access_bound(operand, values)]
         # Coordinates of TMA are below those of elements.
         if operand.needs_packing and load != "bulk":
             bounds += [packing_bound(operand), *_elements(operand)]
-        _require(operand, bounds)
-    _require(product.output, [_bound(product.output, values)])
+        require_offsets(operand, bounds)
+    require_offsets(product.output, [access_bound(product.output, values)])
 
 
 def _elements(operand: GlobalOperand) -> tuple[int, int]:
     return operand.layout.elements, math.prod(operand.layout.original_shape)
-
-
-def _bound(operand: GlobalOperand, values: dict[str, int]) -> int:
-    accesses = [operand.layout.access[place] for place in operand.checked]
-    return max(largest_magnitude(index, values) for index in (operand.address, *accesses))
-
-
-def _require(operand: GlobalOperand, bounds: list[int]) -> None:
-    if bounds and max(bounds) > MAX_OFFSET:
-        raise LoweringError(
-            f"offsets in operand {operand.layout.name} reach {max(bounds):,}, padded tiles "
-            "included, which 32 bits do not hold: run a part of the workload"
-        )
 
 
 def _largest_values(plan: SpecializedPlan) -> dict[str, int]:

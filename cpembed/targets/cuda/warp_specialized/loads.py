@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cpembed.codegen.plan import buffer, storage_dtype
+from cpembed.codegen.plan import buffer
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import WARP_GROUP
 from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.multistage.tile_copies import copy_vector
 from cpembed.targets.cuda.tma.views import ImageCopy
 from cpembed.targets.cuda.warp_specialized.device import tensor_load_name
-from cpembed.targets.cuda.warp_specialized.layouts import CHUNK
 from cpembed.targets.cuda.warp_specialized.packing import PackedImages
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.tiles import multicast_mask
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
     Writer,
-    digits,
+    factor_values,
     guarded_place,
     index_script,
     inside_conditions,
-    register_pointer,
     shared_pointer,
 )
 
@@ -143,14 +142,9 @@ def write_tensor_copy(
     mask : sequence of str
         Expression of the mask of blocks of a multicast, or nothing.
     """
-    loops, extents = (product.rows, product.columns)[number], product.program.extents
-    first, deep = tiles
-    values = {
-        **dict.fromkeys(extents, "0"),
-        **digits("batch", product.batch),
-        **digits(f"{first} + {copy.tile}" if copy.tile else first, loops),
-        **digits(deep, product.depth),
-    }
+    (first, deep), extents = tiles, product.program.extents
+    tile = f"{first} + {copy.tile}" if copy.tile else first
+    values = factor_values(product, number, tile, deep)
     coordinates = [index_script(index, values, extents) for index in copy.coordinates]
     offsets = [index_script(index, values, extents) for index in copy.filter]
     writer.call(
@@ -204,7 +198,7 @@ def write_by_threads(
         script.line(f"slot = turn * {WARP_GROUP} + producer")
         with script.nested(*[f"if slot < {vectors}:"] * bool(rest)):
             _locate_vector(writer, plan, number, step)
-            _copy_vector(writer, plan, number, place)
+            copy_vector(writer, PARAMETERS[number], operand, "image_row", image.place, place)
 
 
 def _locate_vector(writer: Writer, plan: SpecializedPlan, number: int, step: str) -> None:
@@ -221,37 +215,12 @@ def _locate_vector(writer: Writer, plan: SpecializedPlan, number: int, step: str
             f"deep = {step} * {plan.schedule.depth} + element // {product.instruction.k}",
         )
     )
-    program = product.program
-    values = {
-        **dict.fromkeys((loop.name for loop in program.loops), "0"),
-        **digits("batch", product.batch),
-        **digits("tile", (product.rows, product.columns)[number]),
-        **digits("deep", product.depth),
+    extents = product.program.extents
+    values = factor_values(product, number, "tile", "deep") | {
         product.axes[number]: f"image_row % {extent}",
         product.axes[2]: f"element % {product.instruction.k}",
     }
-    _, rows, columns, depth = product.tiles
-    conditions = [f"tile < {(rows, columns)[number]}", f"deep < {depth}"]
-    conditions += inside_conditions(operand, values, program.extents)
-    address = index_script(operand.address, values, program.extents)
+    conditions = [f"tile < {product.tiles[1 + number]}", f"deep < {product.tiles[3]}"]
+    conditions += inside_conditions(operand, values, extents)
+    address = index_script(operand.address, values, extents)
     writer.script.lines(guarded_place(conditions, address))
-
-
-def _copy_vector(writer: Writer, plan: SpecializedPlan, number: int, base: str) -> None:
-    name, operand = PARAMETERS[number], plan.operand(number)
-    size = size_bytes(operand.layout.dtype)
-    width = operand.length * size
-    chunk, offset = f"element * {size} // {CHUNK}", f"element * {size} % {CHUNK}"
-    target = f"{base} + {plan.images[number].place('image_row', chunk)} + {offset}"
-    pointer = f"T.address_of({name}[place])"
-    if width >= 4:
-        writer.call(f"cpembed_cp_async_{width}", shared_pointer(target), pointer, "valid")
-        return
-    # Shorter than cp.async takes: through registers.
-    dtype = storage_dtype(operand.layout.dtype)
-    writer.script.line(
-        f'{name}_one = T.alloc_buffer(({operand.length},), "{dtype}", scope="local")'
-    )
-    register = register_pointer(f"{name}_one", "0")
-    writer.call(f"cpembed_load_{width}", register, pointer, "valid")
-    writer.call(f"cpembed_shared_store_{width}", shared_pointer(target), register)

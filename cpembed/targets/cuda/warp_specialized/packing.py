@@ -10,12 +10,19 @@ import math
 from dataclasses import dataclass
 
 from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.index import IndexExpr
-from cpembed.targets.cuda.lower import GlobalOperand
-from cpembed.targets.cuda.packing import Location, gathering_kernel, original_location
+from cpembed.targets.cuda.lower import GlobalOperand, original_access
+from cpembed.targets.cuda.packing import Location, gathering, original_location
 from cpembed.targets.cuda.warp_specialized.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
-from cpembed.targets.cuda.writer import PARAMETERS, Writer, digits, quotient, remainder
+from cpembed.targets.cuda.writer import (
+    PARAMETERS,
+    Functions,
+    Writer,
+    digits,
+    factor_values,
+    quotient,
+    remainder,
+)
 from cpembed.transform.program import Loop
 
 
@@ -71,24 +78,17 @@ class PackedImages:
         return f"({image}) * {self.image_elements}"
 
 
-def original_coordinates(operand: GlobalOperand) -> tuple[IndexExpr, ...]:
-    """Return the coordinates of an element in the original layout, over loops and axes."""
-    layout = operand.layout
-    places = dict(zip((d.name for d in layout.dimensions), layout.access, strict=True))
-    return tuple(source.substitute(places) for source in layout.source)
-
-
-def images_kernel(images: PackedImages) -> Writer:
-    """Return the function ``(original, images)`` that packs a factor."""
+def image_packing(images: PackedImages) -> Functions:
+    """Return the kernel ``(original, images)`` that packs a factor."""
     extents = images.plan.product.program.extents
 
     def locate(writer: Writer) -> Location:
         conditions, values = _located(writer, images)
-        coordinates = original_coordinates(images.operand)
+        coordinates = original_access(images.operand.layout)
         inside, address = original_location(images.operand, coordinates, values, extents)
         return [*conditions, *inside], address
 
-    return gathering_kernel(images.operand, PARAMETERS[images.number], images.elements, locate)
+    return gathering(images.operand, PARAMETERS[images.number], images.elements, locate)
 
 
 def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str, str]]:
@@ -115,14 +115,7 @@ def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str,
             f"deep = step * {plan.schedule.depth} + element // {product.instruction.k}",
         )
     )
-    loops = (product.rows, product.columns)[number]
-    _, rows, columns, deep = product.tiles
-    values = {
-        **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
-        **digits("batch", images.batch),
-        **digits("tile", loops),
-        **digits("deep", product.depth),
-        product.axes[number]: remainder("image_row", extent),
-        product.axes[2]: remainder("element", product.instruction.k),
-    }
-    return [f"tile < {(rows, columns)[number]}", f"deep < {deep}"], values
+    values = factor_values(product, number, "tile", "deep") | digits("batch", images.batch)
+    values[product.axes[number]] = remainder("image_row", extent)
+    values[product.axes[2]] = remainder("element", product.instruction.k)
+    return [f"tile < {product.tiles[1 + number]}", f"deep < {product.tiles[3]}"], values

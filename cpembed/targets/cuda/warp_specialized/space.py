@@ -12,7 +12,15 @@ from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import Gpu, estimate
-from cpembed.targets.cuda.multistage.space import RASTER_GROUPS, SPLITS, RefinedSpace
+from cpembed.targets.cuda.multistage.space import (
+    COLUMN_TILES,
+    RASTER_GROUPS,
+    ROW_TILES,
+    SPLITS,
+    WARPS,
+    RefinedSpace,
+    leaves_half_idle,
+)
 from cpembed.targets.cuda.warp_specialized.device import column_counts
 from cpembed.targets.cuda.warp_specialized.limits import check
 from cpembed.targets.cuda.warp_specialized.schedule import (
@@ -24,8 +32,8 @@ from cpembed.targets.cuda.warp_specialized.schedule import (
 from cpembed.targets.cuda.warp_specialized.work import work_of
 
 GROUPS = (1, 2, 3)
-ROW_TILES = (1, 2)
-COLUMN_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+GROUP_ROW_TILES = (1, 2)
+GROUP_COLUMN_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DEPTHS = (4, 2, 1)
 STAGES = (8, 6, 4, 3, 2)
 CLUSTERS = ((2, 1), (1, 2))
@@ -35,11 +43,8 @@ STORE_BUFFERS = (1, 2, 0)
 CLOSE_RATIO = 1.02
 """Ratio of estimates that are too close to choose by them alone."""
 
-WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
-WARP_ROW_TILES = (1, 2, 4)
-WARP_COLUMN_TILES = (1, 2, 4, 8)
 WARP_STAGES = (6, 4, 3, 2)
-"""Numbers for warps that execute instructions of their own."""
+"""Numbers of stages of warps that execute instructions of their own."""
 
 
 class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
@@ -54,7 +59,7 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
     refined = 24
     choices: ClassVar[Mapping[str, Sequence[object]]] = {
         "groups": GROUPS,
-        "tile": tuple(itertools.product(ROW_TILES, COLUMN_TILES)),
+        "tile": tuple(itertools.product(GROUP_ROW_TILES, GROUP_COLUMN_TILES)),
         "depth": DEPTHS,
         "stages": STAGES,
         "group": RASTER_GROUPS,
@@ -97,23 +102,19 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
         """Yield schedules that differ in the tiles of a block and the depth of a stage."""
         _, rows, columns, depth = self.product.tiled.tiles
         for shape in self._warps() if self.of_warps else self._groups():
-            block, deep = shape.block, shape.depth
-            # A block of twice as many tiles as there are leaves half of its work idle.
-            if (1 < block[0] >= 2 * rows) or (1 < block[1] >= 2 * columns) or 1 < deep >= 2 * depth:
-                continue
-            yield shape
+            sizes = zip((*shape.block, shape.depth), (rows, columns, depth), strict=True)
+            if not any(itertools.starmap(leaves_half_idle, sizes)):
+                yield shape
 
     def _groups(self) -> Iterator[SpecializedSchedule]:
         instruction = self.product.tiled.instruction
         legal = column_counts(instruction)
-        counts = [count for count in COLUMN_TILES if count * instruction.n in legal]
-        for groups, *tile, deep in itertools.product(GROUPS, ROW_TILES, counts, DEPTHS):
+        counts = [count for count in GROUP_COLUMN_TILES if count * instruction.n in legal]
+        for groups, *tile, deep in itertools.product(GROUPS, GROUP_ROW_TILES, counts, DEPTHS):
             yield SpecializedSchedule(groups, (tile[0], tile[1]), deep)
 
     def _warps(self) -> Iterator[SpecializedSchedule]:
-        for warps, *tile, deep in itertools.product(
-            WARPS, WARP_ROW_TILES, WARP_COLUMN_TILES, DEPTHS
-        ):
+        for warps, *tile, deep in itertools.product(WARPS, ROW_TILES, COLUMN_TILES, DEPTHS):
             yield SpecializedSchedule(1, (tile[0], tile[1]), deep, warps=warps)
 
     def _loads(

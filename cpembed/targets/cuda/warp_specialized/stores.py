@@ -17,10 +17,10 @@ from cpembed.targets.cuda.warp_specialized.loads import map_name
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.writer import (
     Writer,
-    digits,
     index_script,
     register_pointer,
     shared_pointer,
+    tile_values,
 )
 
 TILE_SUMS = 4
@@ -124,14 +124,8 @@ class BoxStores:
 
     def _values(self, column_tile: str) -> dict[str, str]:
         """Return all iterators at the first row of the box and a tile of columns."""
-        product = self.product
-        return {
-            **dict.fromkeys(product.program.extents, "0"),
-            **digits("batch", product.batch),
-            **digits(self.strip.row_tile, product.rows),
-            **digits(column_tile, product.columns),
-            product.axes[0]: self.strip.first_row,
-        }
+        values = tile_values(self.product, self.strip.row_tile, column_tile)
+        return values | {self.product.axes[0]: self.strip.first_row}
 
     def _stage_matrices(self, array: str, first: str) -> None:
         """Write 16-bit results, two tiles at a time, of which a lane has four words."""

@@ -8,19 +8,25 @@ sets the count back to zero, so that counters are cleared once, before all calls
 
 from __future__ import annotations
 
-from cpembed.codegen.plan import HEADER, buffer
+from cpembed.codegen.plan import buffer
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.emulator.executor import Launch
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.writer import (
     PARTIAL,
+    Functions,
     Writer,
     guarded_place,
     register_pointer,
     shared_pointer,
+    thread_nest,
 )
 
 COUNTERS = "Counters"
 """Parameter that holds the number of parts of each streamed tile that are finished."""
+
+CLEARING = "clear_kernel"
+"""Kernel that clears counters, once: each call leaves them cleared."""
 
 CLEARING_THREADS = 128
 """Number of threads of a block that clears counters."""
@@ -31,34 +37,22 @@ BARRIER = 1
 """Number of the barrier of the consumers; barrier 0 is that of whole blocks."""
 
 
-def clearing_blocks(plan: SpecializedPlan) -> int:
-    """Return the number of blocks that clear the counters."""
-    return -(-plan.order.streamed // CLEARING_THREADS)
-
-
-def clearing_kernel(plan: SpecializedPlan) -> Writer:
-    """Return the function ``main`` that clears the counters before the first call."""
+def clearing(plan: SpecializedPlan) -> Functions:
+    """Return the kernel that clears the counters before the first call."""
     writer, count = Writer(), plan.order.streamed
-    script = writer.script
-    script.line(HEADER)
-    with script.nested(f"def main({buffer(COUNTERS, count, 'int32')}):"):
-        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        with script.nested(
-            f'for bx in T.thread_binding({clearing_blocks(plan)}, thread="blockIdx.x"):',
-            f'for tx in T.thread_binding({CLEARING_THREADS}, thread="threadIdx.x"):',
-            'with T.sblock("clear"):',
-        ):
-            script.line(f"block = T.axis.spatial({clearing_blocks(plan)}, bx)")
-            script.line(f"thread = T.axis.spatial({CLEARING_THREADS}, tx)")
-            script.line("T.reads()")
-            script.line(f"T.writes({COUNTERS}[0 : {count}])")
-            number = f"block * {CLEARING_THREADS} + thread"
-            script.lines(guarded_place([f"{number} < {count}"], number))
-            script.line('zero = T.alloc_buffer((1,), "int32", scope="local")')
-            script.line("zero[0] = 0")
-            target = f"T.address_of({COUNTERS}[place])"
-            writer.call("cpembed_store_4", target, register_pointer("zero", "0"), "valid")
-    return writer
+    script, blocks = writer.script, -(-count // CLEARING_THREADS)
+    numbers = {"block": ("blockIdx.x", blocks), "thread": ("threadIdx.x", CLEARING_THREADS)}
+    with (
+        script.function([buffer(COUNTERS, count, "int32")]),
+        thread_nest(script, "clear", numbers, {}, {COUNTERS: count}),
+    ):
+        number = f"block * {CLEARING_THREADS} + thread"
+        script.lines(guarded_place([f"{number} < {count}"], number))
+        script.line('zero = T.alloc_buffer((1,), "int32", scope="local")')
+        script.line("zero[0] = 0")
+        target = f"T.address_of({COUNTERS}[place])"
+        writer.call("cpembed_store_4", target, register_pointer("zero", "0"), "valid")
+    return {"clear": (writer, Launch(CLEARING, (blocks, 1, 1), (CLEARING_THREADS, 1, 1)))}
 
 
 def workspace_elements(plan: SpecializedPlan) -> int:

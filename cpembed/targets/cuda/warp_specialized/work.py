@@ -12,7 +12,7 @@ from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.multistage.traffic import (
     COPY_INSTRUCTIONS,
     RESULT_INSTRUCTIONS,
-    element_kernel,
+    auxiliary_work,
     operand_bytes,
 )
 from cpembed.targets.cuda.tma.reads import mean_bytes
@@ -65,7 +65,7 @@ def work_of(plan: SpecializedPlan, gpu: Gpu) -> KernelWork:
         results=items,
         overlapped=schedule.alternating,
         dram_bytes=_bytes_from_dram(plan, gpu) + counts.stored_bytes,
-        auxiliary=_auxiliary(plan, gpu),
+        auxiliary=auxiliary_work(plan, schedule.splits, gpu),
     )
 
 
@@ -179,21 +179,3 @@ def _bytes_from_dram(plan: SpecializedPlan, gpu: Gpu) -> float:
     )
     total = turns.sum() - np.where(turns[:-1] <= gpu.l2_capacity, again, 0.0).sum()
     return max(sum(factors), float(total))
-
-
-def _auxiliary(plan: SpecializedPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
-    """Return the packing of operands other than weights, and the addition of parts."""
-    product, kernels = plan.product, list[KernelWork]()
-    weights = product.program.workload.inputs[1].name
-    for number in range(2):
-        operand = plan.operand(number)
-        if plan.packs(number) and operand.layout.name != weights:
-            elements = operand.layout.elements
-            transferred = operand_bytes(operand) + elements * size_bytes(operand.layout.dtype)
-            kernels.append(element_kernel("packing", elements, transferred, gpu))
-    if plan.schedule.splits > 1:
-        elements = product.output.layout.elements
-        transferred = elements * plan.schedule.splits * size_bytes(product.sums)
-        transferred += elements * size_bytes(product.output_dtype)
-        kernels.append(element_kernel("reduction", elements, transferred, gpu))
-    return tuple(kernels)

@@ -10,12 +10,10 @@ its PTX.
 **Adding an instruction** takes a row in a module of this package that :data:`ROW_MODULES` lists::
 
     @instruction("mbarrier.test_wait", required("test", "parity"),
-                 optional("space", "shared::cta"), required("type", "b64"))
+                 optional("space", "shared::cta"), required("type", "b64"), operands=3)
     def _test_wait(call: Call) -> str:
-        call.require_operands(3)
         barrier, parity = call.address(1, "shared"), call.value(2, "u32")
-        test = f"executor_mbarrier_test_wait(f_, {barrier}, {parity})"
-        return f"{call.function} {call.assign(call.operands[0], 'pred', test)}"
+        return call.returned("pred", "mbarrier_test_wait", barrier, parity)
 
 and a function of the runtime, declared in ``native/ptx.h`` and defined in a header of
 ``native/runtime.cpp``. ``call.function`` declares ``f_``, under whose name, the opcode, calls are

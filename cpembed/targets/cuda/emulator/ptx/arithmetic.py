@@ -6,7 +6,13 @@ from cpembed.errors import LoweringError
 from cpembed.targets.cuda.emulator.ptx.body import SPACES, Call
 from cpembed.targets.cuda.emulator.ptx.registers import bits_of, c_type
 from cpembed.targets.cuda.emulator.ptx.syntax import Name, Operand, Vector
-from cpembed.targets.cuda.emulator.ptx.table import instruction, optional, required, runtime_call
+from cpembed.targets.cuda.emulator.ptx.table import (
+    Slot,
+    instruction,
+    optional,
+    required,
+    runtime_call,
+)
 
 _SIGNED = ("s16", "s32", "s64")
 _UNSIGNED = ("u16", "u32", "u64")
@@ -14,7 +20,6 @@ _BITS = ("b16", "b32", "b64")
 _FLOATS = ("f32", "f64")
 _INTEGERS = (*_UNSIGNED, *_SIGNED)
 
-_OPERATORS = {"add": "+", "sub": "-"}
 _BITWISE = {"and": "&", "or": "|", "xor": "^"}
 _COMPARISONS = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -27,9 +32,8 @@ def _result(call: Call, kind: str, expression: str) -> str:
     return call.assign(call.operands[0], kind, f"static_cast<{c_type(kind)}>({expression})")
 
 
-@instruction("mov", required("type", "pred", *_INTEGERS, *_BITS, *_FLOATS))
+@instruction("mov", required("type", "pred", *_INTEGERS, *_BITS, *_FLOATS), operands=2)
 def _move(call: Call) -> str:
-    call.require_operands(2)
     target, source = call.operands
     if isinstance(source, Vector):
         return _packed(call, target, source.items)
@@ -67,43 +71,36 @@ def _unpacked(call: Call, items: tuple[Operand, ...], source: Operand) -> str:
     return " ".join(lines)
 
 
-for _name, _operator in _OPERATORS.items():
+def _binary(opcode: str, operator: str, *slots: Slot) -> None:
+    """Add a row whose result is an operator of C++ between two operands."""
 
-    @instruction(_name, optional("rounding", "rn"), optional("ftz", "ftz"),
-                 required("type", *_INTEGERS, *_FLOATS))  # fmt: skip
-    def _sum(call: Call, operator: str = _operator) -> str:
-        call.require_operands(3)
+    @instruction(opcode, *slots, operands=3)
+    def _operation(call: Call) -> str:
         kind = call["type"]
         return _result(call, kind, f"{call.value(1, kind)} {operator} {call.value(2, kind)}")
 
 
+_NEAREST, _FLUSH = optional("rounding", "rn"), optional("ftz", "ftz")
+for _name, _operator in {"add": "+", "sub": "-"}.items():
+    _binary(_name, _operator, _NEAREST, _FLUSH, required("type", *_INTEGERS, *_FLOATS))
 for _name, _operator in _BITWISE.items():
+    _binary(_name, _operator, required("type", "pred", *_BITS))
+_binary("mul", "*", _NEAREST, _FLUSH, required("type", *_FLOATS))
+for _name, _operator in {"div": "/", "rem": "%"}.items():
+    _binary(_name, _operator, required("type", "u32", "s32", "u64", "s64"))
+_QUOTIENTS = required("rounding", "rn", "full", "approx")
+_binary("div", "/", _QUOTIENTS, _FLUSH, required("type", *_FLOATS))
 
-    @instruction(_name, required("type", "pred", *_BITS))
-    def _bitwise(call: Call, operator: str = _operator) -> str:
-        call.require_operands(3)
-        kind = call["type"]
-        return _result(call, kind, f"{call.value(1, kind)} {operator} {call.value(2, kind)}")
 
-
-@instruction("not", required("type", "pred", *_BITS))
+@instruction("not", required("type", "pred", *_BITS), operands=2)
 def _not(call: Call) -> str:
-    call.require_operands(2)
     operator = "!" if call["type"] == "pred" else "~"
     return _result(call, call["type"], f"{operator}{call.value(1, call['type'])}")
 
 
-@instruction("neg", optional("ftz", "ftz"), required("type", *_SIGNED, *_FLOATS))
+@instruction("neg", _FLUSH, required("type", *_SIGNED, *_FLOATS), operands=2)
 def _negative(call: Call) -> str:
-    call.require_operands(2)
     return _result(call, call["type"], f"-{call.value(1, call['type'])}")
-
-
-@instruction("mul", optional("rounding", "rn"), optional("ftz", "ftz"), required("type", *_FLOATS))
-def _float_product(call: Call) -> str:
-    call.require_operands(3)
-    kind = call["type"]
-    return _result(call, kind, f"{call.value(1, kind)} * {call.value(2, kind)}")
 
 
 def _product(call: Call) -> tuple[str, str]:
@@ -123,23 +120,20 @@ def _product(call: Call) -> tuple[str, str]:
     return (wide, expression) if part == "wide" else (kind, f"({expression}) >> {bits}")
 
 
-@instruction("mul", required("part", "lo", "hi", "wide"), required("type", *_INTEGERS))
+@instruction("mul", required("part", "lo", "hi", "wide"), required("type", *_INTEGERS), operands=3)
 def _integer_product(call: Call) -> str:
-    call.require_operands(3)
     kind, expression = _product(call)
     return _result(call, kind, expression)
 
 
-@instruction("mad", required("part", "lo", "hi", "wide"), required("type", *_INTEGERS))
+@instruction("mad", required("part", "lo", "hi", "wide"), required("type", *_INTEGERS), operands=4)
 def _multiply_add(call: Call) -> str:
-    call.require_operands(4)
     kind, expression = _product(call)
     return _result(call, kind, f"static_cast<{c_type(kind)}>({expression}) + {call.value(3, kind)}")
 
 
-@instruction("fma", required("rounding", "rn"), optional("ftz", "ftz"), required("type", *_FLOATS))
+@instruction("fma", required("rounding", "rn"), _FLUSH, required("type", *_FLOATS), operands=4)
 def _fused_multiply_add(call: Call) -> str:
-    call.require_operands(4)
     kind = call["type"]
     factors = ", ".join(call.value(place, kind) for place in (1, 2, 3))
     return _result(call, kind, f"{'fmaf' if kind == 'f32' else 'fma'}({factors})")
@@ -147,9 +141,8 @@ def _fused_multiply_add(call: Call) -> str:
 
 for _name, _operator in {"min": "<", "max": ">"}.items():
 
-    @instruction(_name, optional("ftz", "ftz"), required("type", *_INTEGERS, *_FLOATS))
+    @instruction(_name, _FLUSH, required("type", *_INTEGERS, *_FLOATS), operands=3)
     def _extremum(call: Call, name: str = _name, operator: str = _operator) -> str:
-        call.require_operands(3)
         kind = call["type"]
         first, second = call.value(1, kind), call.value(2, kind)
         if kind in _FLOATS:
@@ -158,18 +151,16 @@ for _name, _operator in {"min": "<", "max": ">"}.items():
         return _result(call, kind, f"{first} {operator} {second} ? {first} : {second}")
 
 
-@instruction("shl", required("type", *_BITS))
+@instruction("shl", required("type", *_BITS), operands=3)
 def _shifted_left(call: Call) -> str:
-    call.require_operands(3)
     kind, bits = call["type"], bits_of(call["type"])
     value, count = call.value(1, kind), call.value(2, "u32")
     # C++ leaves shifts by the width or more undefined.
     return _result(call, kind, f"{count} < {bits} ? {value} << {count} : 0")
 
 
-@instruction("shr", required("type", *_BITS, *_INTEGERS))
+@instruction("shr", required("type", *_BITS, *_INTEGERS), operands=3)
 def _shifted_right(call: Call) -> str:
-    call.require_operands(3)
     kind, bits = call["type"], bits_of(call["type"])
     value, count = call.value(1, kind), call.value(2, "u32")
     beyond = f"{value} < 0 ? -1 : 0" if kind[0] == "s" else "0"
@@ -180,7 +171,7 @@ def _shifted_right(call: Call) -> str:
     "setp",
     required("comparison", *_COMPARISONS),
     optional("boolean", "and", "or", "xor"),
-    optional("ftz", "ftz"),
+    _FLUSH,
     required("type", *_INTEGERS, *_BITS, *_FLOATS),
 )
 def _compare(call: Call) -> str:
@@ -194,7 +185,7 @@ def _compare(call: Call) -> str:
     first, second = call.pair(0)
     combined = {"t_": "t_", "!t_": "!t_"}
     if call["boolean"]:
-        operator = {"and": "&", "or": "|", "xor": "^"}[call["boolean"]]
+        operator = _BITWISE[call["boolean"]]
         lines.append(f"const bool c_ = {call.condition(call.operands[3])};")
         combined = {t: f"bool({t} {operator} c_)" for t in combined}
     lines.append(call.assign(first, "pred", combined["t_"]))
@@ -203,18 +194,16 @@ def _compare(call: Call) -> str:
     return " ".join(lines)
 
 
-@instruction("selp", required("type", *_INTEGERS, *_BITS, *_FLOATS))
+@instruction("selp", required("type", *_INTEGERS, *_BITS, *_FLOATS), operands=4)
 def _select(call: Call) -> str:
-    call.require_operands(4)
     kind = call["type"]
     condition = call.condition(call.operands[3])
     return _result(call, kind, f"{condition} ? {call.value(1, kind)} : {call.value(2, kind)}")
 
 
 @instruction("cvta", optional("to", "to"), required("space", *filter(None, SPACES)),
-             required("type", "u32", "u64"))  # fmt: skip
+             required("type", "u32", "u64"), operands=2)  # fmt: skip
 def _convert_address(call: Call) -> str:
-    call.require_operands(2)
     kind, space = call["type"], SPACES[call["space"]]
     if kind == "u32":
         raise LoweringError("generic addresses have 64 bits: .u64")
@@ -223,20 +212,21 @@ def _convert_address(call: Call) -> str:
 
 
 @instruction(
-    "cvt", required("to", "u8", "s8", *_INTEGERS), required("from", "u8", "s8", *_INTEGERS)
+    "cvt",
+    required("to", "u8", "s8", *_INTEGERS),
+    required("from", "u8", "s8", *_INTEGERS),
+    operands=2,
 )
 def _convert_integer(call: Call) -> str:
-    call.require_operands(2)
     source, target = call["from"], call["to"]
     value = f"static_cast<{c_type(target)}>({call.value(1, source, wider=True)})"
     return call.assign(call.operands[0], target, value, wider=True)
 
 
-@instruction("cvt", optional("rounding", "rn"), optional("ftz", "ftz"),
+@instruction("cvt", optional("rounding", "rn"), _FLUSH,
              required("to", "f32", "f16", "bf16"),
-             required("from", "f32", "f16", "bf16"))  # fmt: skip
+             required("from", "f32", "f16", "bf16"), operands=2)  # fmt: skip
 def _convert_float(call: Call) -> str:
-    call.require_operands(2)
     source, target = call["from"], call["to"]
     if (target != "f32") is not bool(call["rounding"]) or "f32" not in (source, target):
         raise LoweringError("conversions to fewer digits need .rn, others must not have it")
@@ -251,10 +241,13 @@ def _convert_float(call: Call) -> str:
 
 
 @instruction(
-    "cvt", required("rounding", "rn"), required("to", "f16x2", "bf16x2"), required("from", "f32")
+    "cvt",
+    required("rounding", "rn"),
+    required("to", "f16x2", "bf16x2"),
+    required("from", "f32"),
+    operands=3,
 )
 def _convert_pair(call: Call) -> str:
-    call.require_operands(3)
     function = f"executor::float_to_{'float16' if call['to'] == 'f16x2' else 'bfloat16'}"
     # The first source becomes the upper half.
     upper, lower = (f"uint32_t({function}({call.value(place, 'f32')}))" for place in (1, 2))
@@ -262,10 +255,9 @@ def _convert_pair(call: Call) -> str:
 
 
 @instruction("cvt", required("rounding", "rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"),
-             optional("ftz", "ftz"), required("to", "s32", "u32", "f32"),
-             required("from", "s32", "u32", "f32"))  # fmt: skip
+             _FLUSH, required("to", "s32", "u32", "f32"),
+             required("from", "s32", "u32", "f32"), operands=2)  # fmt: skip
 def _convert_number(call: Call) -> str:
-    call.require_operands(2)
     source, target, rounding = call["from"], call["to"], call["rounding"]
     value = call.value(1, source)
     if source != "f32" and target == "f32" and rounding == "rn":
@@ -280,9 +272,8 @@ def _convert_number(call: Call) -> str:
     )
 
 
-@instruction("bra", optional("uniform", "uni"))
+@instruction("bra", optional("uniform", "uni"), operands=1)
 def _branch(call: Call) -> str:
-    call.require_operands(1)
     (target,) = call.operands
     if not isinstance(target, Name):
         raise LoweringError("the target of a branch has to be a label")
@@ -298,10 +289,9 @@ _FLOAT_FUNCTIONS = {
 
 for _name, _expression in _FLOAT_FUNCTIONS.items():
 
-    @instruction(_name, required("rounding", "approx", "rn"), optional("ftz", "ftz"),
-                 required("type", "f32"))  # fmt: skip
+    @instruction(_name, required("rounding", "approx", "rn"), _FLUSH,
+                 required("type", "f32"), operands=2)  # fmt: skip
     def _float_function(call: Call, expression: str = _expression) -> str:
-        call.require_operands(2)
         if call["rounding"] == "rn" and not expression.startswith(("1.0f / {", "std::sqrt")):
             raise LoweringError("only quotients and square roots are rounded exactly: .approx")
         value = f"const float p_ = {expression.format(x=call.value(1, 'f32'))};"
@@ -310,17 +300,15 @@ for _name, _expression in _FLOAT_FUNCTIONS.items():
         return f"{value} {_result(call, 'f32', small if call['ftz'] else 'p_')}"
 
 
-@instruction("abs", optional("ftz", "ftz"), required("type", *_SIGNED, *_FLOATS))
+@instruction("abs", _FLUSH, required("type", *_SIGNED, *_FLOATS), operands=2)
 def _magnitude(call: Call) -> str:
-    call.require_operands(2)
     return _result(call, call["type"], f"std::abs({call.value(1, call['type'])})")
 
 
 for _name, _function in {"popc": "popcount", "clz": "clz"}.items():
 
-    @instruction(_name, required("type", "b32", "b64"))
+    @instruction(_name, required("type", "b32", "b64"), operands=2)
     def _count_bits(call: Call, function: str = _function) -> str:
-        call.require_operands(2)
         bits = bits_of(call["type"])
         value, suffix = call.value(1, call["type"]), "ll" if bits == 64 else ""
         # The compiler's clz has no result for 0.
@@ -328,30 +316,26 @@ for _name, _function in {"popc": "popcount", "clz": "clz"}.items():
         return _result(call, "u32", f"{guard}__builtin_{function}{suffix}({value})")
 
 
-@instruction("brev", required("type", "b32"))
+@instruction("brev", required("type", "b32"), operands=2)
 def _reversed_bits(call: Call) -> str:
-    call.require_operands(2)
     return _result(call, "b32", f"executor::reversed({call.value(1, 'b32')})")
 
 
-@instruction("lop3", required("type", "b32"))
+@instruction("lop3", required("type", "b32"), operands=5)
 def _bitwise_by_table(call: Call) -> str:
-    call.require_operands(5)
     values = ", ".join(call.value(place, "b32") for place in (1, 2, 3))
     return _result(call, "b32", f"executor::by_table({values}, {call.constant(4)})")
 
 
-@instruction("prmt", required("type", "b32"))
+@instruction("prmt", required("type", "b32"), operands=4)
 def _selected_bytes(call: Call) -> str:
-    call.require_operands(4)
     values = ", ".join(call.value(place, "b32") for place in (1, 2, 3))
     return _result(call, "b32", f"executor::bytes_of({values})")
 
 
 @instruction("shf", required("direction", "l", "r"), required("mode", "wrap", "clamp"),
-             required("type", "b32"))  # fmt: skip
+             required("type", "b32"), operands=4)  # fmt: skip
 def _funnel_shift(call: Call) -> str:
-    call.require_operands(4)
     low, high, count = (call.value(place, "b32") for place in (1, 2, 3))
     bound = f"({count} & 31)" if call["mode"] == "wrap" else f"({count} < 32 ? {count} : 32)"
     pair = f"(uint64_t({high}) << 32 | {low})"
@@ -359,26 +343,8 @@ def _funnel_shift(call: Call) -> str:
     return _result(call, "b32", shifted)
 
 
-for _name, _operator in {"div": "/", "rem": "%"}.items():
-
-    @instruction(_name, required("type", "u32", "s32", "u64", "s64"))
-    def _quotient(call: Call, operator: str = _operator) -> str:
-        call.require_operands(3)
-        kind = call["type"]
-        return _result(call, kind, f"{call.value(1, kind)} {operator} {call.value(2, kind)}")
-
-
-@instruction("div", required("rounding", "rn", "full", "approx"), optional("ftz", "ftz"),
-             required("type", *_FLOATS))  # fmt: skip
-def _float_quotient(call: Call) -> str:
-    call.require_operands(3)
-    kind = call["type"]
-    return _result(call, kind, f"{call.value(1, kind)} / {call.value(2, kind)}")
-
-
-@instruction("bfe", required("type", "u32", "s32"))
+@instruction("bfe", required("type", "u32", "s32"), operands=4)
 def _bit_field(call: Call) -> str:
-    call.require_operands(4)
     value, first, count = (call.value(place, "u32") for place in (1, 2, 3))
     signed = "true" if call["type"] == "s32" else "false"
     return _result(call, call["type"], f"executor::bit_field({value}, {first}, {count}, {signed})")
@@ -387,8 +353,7 @@ def _bit_field(call: Call) -> str:
 runtime_call("trap", "trap")
 
 
-@instruction("nanosleep", required("type", "u32"))
+@instruction("nanosleep", required("type", "u32"), operands=1)
 def _pause(call: Call) -> str:
     # Times are not emulated.
-    call.require_operands(1)
     return f"(void)({call.value(0, 'u32')});"

@@ -72,10 +72,9 @@ def _atom(call: Call) -> str:
 _RED_ORDER = optional("order", "relaxed", "release")
 
 
-@instruction("red", _OPERATION, _RED_ORDER, _SCOPE, _SPACE, _TYPE)
-@instruction("red", _RED_ORDER, _SCOPE, _SPACE, _OPERATION, _TYPE)
+@instruction("red", _OPERATION, _RED_ORDER, _SCOPE, _SPACE, _TYPE, operands=2)
+@instruction("red", _RED_ORDER, _SCOPE, _SPACE, _OPERATION, _TYPE, operands=2)
 def _reduce(call: Call) -> str:
-    call.require_operands(2)
     if call["operation"] in ("cas", "exch"):
         raise LoweringError("red has no such operation")
     name = OPERATIONS[call["operation"]]
@@ -85,29 +84,25 @@ def _reduce(call: Call) -> str:
 _EVERY_SCOPE = required("scope", "cta", "cluster", "gpu", "sys")
 
 
-@instruction("ld", required("order", "acquire", "relaxed"), _EVERY_SCOPE, _SPACE, _TYPE)
+@instruction("ld", required("order", "acquire", "relaxed"), _EVERY_SCOPE, _SPACE, _TYPE, operands=2)
 def _load(call: Call) -> str:
-    call.require_operands(2)
     value = _operation(call, "kLoadOnly", 1, (), call["order"])
     return f"{call.function} {call.assign(call.operands[0], call['type'], _from_bits(call, value))}"
 
 
-@instruction("st", required("order", "release", "relaxed"), _EVERY_SCOPE, _SPACE, _TYPE)
+@instruction("st", required("order", "release", "relaxed"), _EVERY_SCOPE, _SPACE, _TYPE, operands=2)
 def _store(call: Call) -> str:
-    call.require_operands(2)
     return (
         f"{call.function} {_operation(call, 'kStoreOnly', 0, (_as_bits(call, 1),), call['order'])};"
     )
 
 
 @instruction("fence", optional("order", "sc", "acq_rel", "acquire", "release"),
-             _EVERY_SCOPE)  # fmt: skip
+             _EVERY_SCOPE, operands=0)  # fmt: skip
 def _fence(call: Call) -> str:
-    call.require_operands(0)
     return f"{call.function} executor_fence(f_, {_SCOPES.get(call['scope'], _GPU)});"
 
 
-@instruction("membar", required("level", "cta", "gl", "sys"))
+@instruction("membar", required("level", "cta", "gl", "sys"), operands=0)
 def _memory_barrier(call: Call) -> str:
-    call.require_operands(0)
     return f"{call.function} executor_fence(f_, {_SCOPES.get(call['level'], _GPU)});"

@@ -17,7 +17,6 @@ _B64 = required("type", "b64")
 
 
 def _barrier(call: Call, function: str) -> str:
-    call.require_operands(1, 2)
     threads = call.value(1, "u32") if len(call.operands) == 2 else "0u"
     return call.invoke(function, call.value(0, "u32"), threads)
 
@@ -26,13 +25,12 @@ for _name in ("bar", "bar.cta", "barrier", "barrier.cta"):
     # Without .aligned the lanes of a warp may come apart, which is not emulated.
     _ALIGNED = [required("aligned", "aligned")] if _name.startswith("barrier") else []
 
-    @instruction(f"{_name}.sync", *_ALIGNED)
+    @instruction(f"{_name}.sync", *_ALIGNED, operands=(1, 2))
     def _wait_at_barrier(call: Call) -> str:
         return _barrier(call, "bar_sync")
 
-    @instruction(f"{_name}.arrive", *_ALIGNED)
+    @instruction(f"{_name}.arrive", *_ALIGNED, operands=2)
     def _arrive_at_barrier(call: Call) -> str:
-        call.require_operands(2)
         return _barrier(call, "bar_arrive")
 
 
@@ -40,9 +38,8 @@ for _name in ("bar", "bar.cta", "barrier", "barrier.cta"):
 
 
 @instruction("barrier.cluster.arrive", optional("order", "release", "relaxed"),
-             required("aligned", "aligned"))  # fmt: skip
+             required("aligned", "aligned"), operands=0)  # fmt: skip
 def _arrive_at_cluster(call: Call) -> str:
-    call.require_operands(0)
     releases = "false" if call["order"] == "relaxed" else "true"
     return call.invoke("cluster_arrive", releases)
 
@@ -55,11 +52,9 @@ runtime_call(
 )
 
 
-@instruction("mapa", optional("space", "shared::cluster"), required("type", "u32"))
+@instruction("mapa", optional("space", "shared::cluster"), required("type", "u32"), operands=3)
 def _map_address(call: Call) -> str:
-    call.require_operands(3)
-    address = f"executor_mapa(f_, {call.value(1, 'u32')}, {call.value(2, 'u32')})"
-    return f"{call.function} {call.assign(call.operands[0], 'u32', address)}"
+    return call.returned("u32", "mapa", call.value(1, "u32"), call.value(2, "u32"))
 
 
 # ------------------------------------------------------------------------------ barrier objects
@@ -68,15 +63,13 @@ def _map_address(call: Call) -> str:
 _OWN_OBJECT = optional("space", "shared", "shared::cta")
 
 
-@instruction("mbarrier.init", _OWN_OBJECT, _B64)
+@instruction("mbarrier.init", _OWN_OBJECT, _B64, operands=2)
 def _init_object(call: Call) -> str:
-    call.require_operands(2)
     return call.invoke("mbarrier_init", call.shared_address(0), call.value(1, "u32"))
 
 
-@instruction("mbarrier.inval", _OWN_OBJECT, _B64)
+@instruction("mbarrier.inval", _OWN_OBJECT, _B64, operands=1)
 def _invalidate_object(call: Call) -> str:
-    call.require_operands(1)
     return call.invoke("mbarrier_inval", call.shared_address(0))
 
 
@@ -86,7 +79,7 @@ _RELEASE = optional("order", "release", "relaxed")
 for _name in ("mbarrier.arrive", "mbarrier.arrive_drop"):
 
     @instruction(_name, optional("transactions", "expect_tx", "noComplete"), _RELEASE, _SCOPE,
-                 _OBJECT, _B64)  # fmt: skip
+                 _OBJECT, _B64, operands=(1, 2, 3))  # fmt: skip
     def _arrive(call: Call) -> str:
         # Remote arrivals may lack the destination of the state.
         first = 0 if isinstance(call.operands[0], Address) else 1
@@ -112,47 +105,42 @@ for _name in ("mbarrier.arrive", "mbarrier.arrive_drop"):
         return f"{call.function} {call.assign(call.operands[0], 'b64', state)}"
 
 
-@instruction("mbarrier.pending_count", _B64)
+@instruction("mbarrier.pending_count", _B64, operands=2)
 def _pending_count(call: Call) -> str:
-    call.require_operands(2)
-    pending = f"executor_mbarrier_pending(f_, {call.value(1, 'b64')})"
-    return f"{call.function} {call.assign(call.operands[0], 'u32', pending)}"
+    return call.returned("u32", "mbarrier_pending", call.value(1, "b64"))
 
 
-@instruction("mbarrier.complete_tx", optional("order", "relaxed"), _SCOPE, _OBJECT, _B64)
+@instruction(
+    "mbarrier.complete_tx", optional("order", "relaxed"), _SCOPE, _OBJECT, _B64, operands=2
+)
 def _complete(call: Call) -> str:
-    call.require_operands(2)
     return call.invoke("mbarrier_complete_tx", call.shared_address(0), call.value(1, "u32"))
 
 
-@instruction("cp.async.mbarrier.arrive", optional("counted", "noinc"), _OWN_OBJECT, _B64)
+@instruction(
+    "cp.async.mbarrier.arrive", optional("counted", "noinc"), _OWN_OBJECT, _B64, operands=1
+)
 def _copies_arrive(call: Call) -> str:
-    call.require_operands(1)
-    counted = "true" if call["counted"] else "false"
-    return call.invoke("copy_arrive", call.shared_address(0), counted)
+    return call.invoke("copy_arrive", call.shared_address(0), call.flag("counted"))
 
 
-@instruction("mbarrier.expect_tx", optional("order", "relaxed"), _SCOPE, _OBJECT, _B64)
+@instruction("mbarrier.expect_tx", optional("order", "relaxed"), _SCOPE, _OBJECT, _B64, operands=2)
 def _expect(call: Call) -> str:
-    call.require_operands(2)
     return call.invoke("mbarrier_expect_tx", call.shared_address(0), call.value(1, "u32"))
 
 
 for _name in ("mbarrier.try_wait", "mbarrier.test_wait"):
 
     @instruction(_name, optional("parity", "parity"), optional("order", "acquire", "relaxed"),
-                 _SCOPE, _OBJECT, _B64)  # fmt: skip
+                 _SCOPE, _OBJECT, _B64, operands=(3, 4))  # fmt: skip
     def _wait(call: Call) -> str:
         # A limit of the time that a GPU may wait is of no consequence here.
-        call.require_operands(3, 4)
         acquires = "false" if call["order"] == "relaxed" else "true"
         function, kind = (
-            ("executor_mbarrier_wait_parity", "u32")
-            if call["parity"]
-            else ("executor_mbarrier_wait", "b64")
+            ("mbarrier_wait_parity", "u32") if call["parity"] else ("mbarrier_wait", "b64")
         )
-        completed = f"{function}(f_, {call.shared_address(1)}, {call.value(2, kind)}, {acquires})"
-        return f"{call.function} {call.assign(call.operands[0], 'pred', completed)}"
+        arguments = call.shared_address(1), call.value(2, kind), acquires
+        return call.returned("pred", function, *arguments)
 
 
 runtime_call("fence.mbarrier_init.release.cluster", "fence_mbarrier_init")

@@ -138,6 +138,15 @@ class Call:
         """Return a call of a function of ``native/ptx.h``, which is named without its prefix."""
         return f"{self.function} executor_{function}({', '.join(('f_', *arguments))});"
 
+    def returned(self, kind: str, function: str, *arguments: str) -> str:
+        """Return a call whose result, of a PTX type, is written to the first operand."""
+        result = f"executor_{function}({', '.join(('f_', *arguments))})"
+        return f"{self.function} {self.assign(self.operands[0], kind, result)}"
+
+    def flag(self, slot: str) -> str:
+        """Return C++ that is true if an optional modifier is there."""
+        return "true" if self[slot] else "false"
+
     @property
     def predicate(self) -> str:
         """Expression that tells whether the lane executes the instruction."""

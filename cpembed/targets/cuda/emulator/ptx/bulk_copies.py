@@ -46,7 +46,8 @@ def _mask(call: Call, rest: tuple[Operand, ...]) -> str:
 
 
 @instruction("cp.async.bulk.tensor", _DIMENSIONS, _TO_SHARED, _FROM_GLOBAL,
-             optional("mode", "tile", "im2col"), _COMPLETION, _MULTICAST, _HINT)  # fmt: skip
+             optional("mode", "tile", "im2col"), _COMPLETION, _MULTICAST, _HINT,
+             operands=(3, 4, 5))  # fmt: skip
 def _load_tensor(call: Call) -> str:
     rank = int(call["dimensions"][0])
     tensor_map, coordinates = _map_and_coordinates(call, 1, rank)
@@ -79,13 +80,12 @@ def _reduction(call: Call, kind: str) -> str:
 
 @instruction("cp.reduce.async.bulk.tensor", _DIMENSIONS, required("to", "global"),
              required("from", "shared::cta"), _REDUCTION, optional("mode", "tile"),
-             required("completion", "bulk_group"), _HINT)  # fmt: skip
+             required("completion", "bulk_group"), _HINT, operands=2)  # fmt: skip
 @instruction("cp.async.bulk.tensor", _DIMENSIONS, required("to", "global"),
              required("from", "shared::cta"), optional("mode", "tile"),
-             required("completion", "bulk_group"), _HINT)  # fmt: skip
+             required("completion", "bulk_group"), _HINT, operands=2)  # fmt: skip
 def _store_tensor(call: Call) -> str:
     rank = int(call["dimensions"][0])
-    call.require_operands(2 + bool(call["hint"]))
     tensor_map, coordinates = _map_and_coordinates(call, 0, rank)
     image, reduction = call.shared_address(1), _reduction(call, "-1")
     store = call.invoke("bulk_store_tensor", tensor_map, "c_", str(rank), image, reduction)
@@ -96,7 +96,8 @@ def _global_pointer(call: Call, place: int) -> str:
     return f"reinterpret_cast<const void *>({call.address(place, 'global')})"
 
 
-@instruction("cp.async.bulk", _TO_SHARED, _FROM_GLOBAL, _COMPLETION, _MULTICAST, _HINT)
+@instruction("cp.async.bulk", _TO_SHARED, _FROM_GLOBAL, _COMPLETION, _MULTICAST, _HINT,
+             operands=(4, 5))  # fmt: skip
 def _load_bytes(call: Call) -> str:
     mask = _mask(call, _extra_operands(call, 4))
     source, count = _global_pointer(call, 1), call.value(2, "u32")
@@ -110,11 +111,10 @@ _REDUCED = {**KINDS, "f16": "kFloat16", "bf16": "kBfloat16"}
 
 @instruction("cp.reduce.async.bulk", required("to", "global"), required("from", "shared::cta"),
              required("completion", "bulk_group"), _HINT, _REDUCTION, optional("noftz", "noftz"),
-             required("type", *_REDUCED))  # fmt: skip
+             required("type", *_REDUCED), operands=3)  # fmt: skip
 @instruction("cp.async.bulk", required("to", "global"), required("from", "shared::cta"),
-             required("completion", "bulk_group"), _HINT)  # fmt: skip
+             required("completion", "bulk_group"), _HINT, operands=3)  # fmt: skip
 def _store_bytes(call: Call) -> str:
-    call.require_operands(3 + bool(call["hint"]))
     reduction = "-1, 0"
     if call.instruction.opcode.startswith("cp.reduce"):
         _require_reduction(call)
@@ -133,23 +133,20 @@ def _require_reduction(call: Call) -> None:
 
 
 @instruction("cp.async.bulk", required("to", "shared::cluster"), required("from", "shared::cta"),
-             _COMPLETION)  # fmt: skip
+             _COMPLETION, operands=4)  # fmt: skip
 def _copy_shared(call: Call) -> str:
-    call.require_operands(4)
     target, source, barrier = (call.shared_address(place) for place in (0, 1, 3))
     return call.invoke("bulk_copy_shared", target, source, call.value(2, "u32"), barrier)
 
 
-@instruction("cp.async.bulk.prefetch.L2.global", _HINT)
+@instruction("cp.async.bulk.prefetch.L2.global", _HINT, operands=2)
 def _prefetch_bytes(call: Call) -> str:
-    call.require_operands(2 + bool(call["hint"]))
     return call.invoke("bulk_prefetch", _global_pointer(call, 0), call.value(1, "u32"))
 
 
 @instruction("cp.async.bulk.prefetch.tensor", _DIMENSIONS, required("to", "L2"), _FROM_GLOBAL,
-             optional("mode", "tile"), _HINT)  # fmt: skip
+             optional("mode", "tile"), _HINT, operands=1)  # fmt: skip
 def _prefetch_tensor(call: Call) -> str:
-    call.require_operands(1 + bool(call["hint"]))
     rank = int(call["dimensions"][0])
     tensor_map, coordinates = _map_and_coordinates(call, 0, rank)
     prefetch = call.invoke("prefetch_tensormap", tensor_map)
@@ -170,16 +167,15 @@ def _fence_map(call: Call) -> str:
 runtime_call("cp.async.bulk.commit_group", "bulk_commit")
 
 
-@instruction("cp.async.bulk.wait_group", optional("read", "read"))
+@instruction("cp.async.bulk.wait_group", optional("read", "read"), operands=1)
 def _wait_bulk(call: Call) -> str:
-    call.require_operands(1)
-    reads = "true" if call["read"] else "false"
-    return call.invoke("bulk_wait", call.constant(0), reads)
+    return call.invoke("bulk_wait", call.constant(0), call.flag("read"))
 
 
-@instruction("prefetch", optional("space", "param", "const"), required("what", "tensormap"))
+@instruction(
+    "prefetch", optional("space", "param", "const"), required("what", "tensormap"), operands=1
+)
 def _prefetch_map(call: Call) -> str:
-    call.require_operands(1)
     pointer = f"reinterpret_cast<const void *>({call.address(0, '')})"
     return call.invoke("prefetch_tensormap", pointer)
 

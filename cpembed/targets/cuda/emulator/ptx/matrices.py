@@ -25,16 +25,8 @@ SHAPES = {"m16n16k16": (16, 16, 16), "m32n8k16": (32, 8, 16), "m8n32k16": (8, 32
 """Rows, columns and depth of WMMA."""
 
 _BYTES = {
-    "f16": 2,
-    "bf16": 2,
-    "tf32": 4,
-    "s8": 1,
-    "u8": 1,
-    "e4m3": 1,
-    "e5m2": 1,
-    "f32": 4,
-    "s32": 4,
-}
+    "f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1, "f32": 4, "s32": 4,
+}  # fmt: skip
 _FACTORS = ("f16", "bf16", "tf32", "s8", "u8", *FLOATS_8)
 _SUMS = ("f32", "f16", "s32")
 
@@ -66,28 +58,27 @@ def _words(call: Call, place: int, kind: str, count: int, size: int) -> str:
     optional("transposed", "trans"),
     optional("space", "shared", "shared::cta"),
     required("type", "b16"),
+    operands=2,
 )
 def _load_matrices(call: Call) -> str:
-    call.require_operands(2)
     count = int(call["count"][1:])
-    transposed = "true" if call["transposed"] else "false"
     return (
         f"{call.function} const ExecutorWords w_ = executor_load_matrices(f_, "
-        f"{SPACES[call['space']]}, {call.address(1, call['space'])}, {count}, {transposed}); "
+        f"{SPACES[call['space']]}, {call.address(1, call['space'])}, {count}, "
+        f"{call.flag('transposed')}); "
         f"{_result(call, 0, 'b32', count)}"
     )
 
 
 @instruction("stmatrix.sync.aligned.m8n8", required("count", "x1", "x2", "x4"),
              optional("transposed", "trans"), optional("space", "shared", "shared::cta"),
-             required("type", "b16"))  # fmt: skip
+             required("type", "b16"), operands=2)  # fmt: skip
 def _store_matrices(call: Call) -> str:
-    call.require_operands(2)
     count = int(call["count"][1:])
     return (
         f"{call.function} executor_store_matrices(f_, {SPACES[call['space']]}, "
         f"{call.address(0, call['space'])}, {_words(call, 1, 'b32', count, 4)}, {count}, "
-        f"{'true' if call['transposed'] else 'false'});"
+        f"{call.flag('transposed')});"
     )
 
 
@@ -101,9 +92,9 @@ def _store_matrices(call: Call) -> str:
     required("a", *_FACTORS),
     required("b", *_FACTORS),
     required("c", *_SUMS),
+    operands=4,
 )
 def _multiply(call: Call) -> str:
-    call.require_operands(4)
     shape, sums = call["shape"], call["d"]
     if (call["a"], call["b"]) not in PRODUCTS.get((shape, sums), ()):
         raise LoweringError(f"{shape} has no product of {call['a']} and {call['b']} in {sums}")
@@ -149,9 +140,9 @@ for _operand in "abc":
         required("shape", *SHAPES),
         _MEMORY,
         required("type", *(_SUMS if _operand == "c" else ("f16", "bf16", "s8", "u8"))),
+        operands=(2, 3),
     )
     def _load_fragment(call: Call, operand: str = _operand) -> str:
-        call.require_operands(2, 3)
         kind, count = call["type"], _fragment_registers(operand, call["shape"], call["type"])
         run = f"executor_wmma_load_{operand}_{call['shape']}_{kind}"
         return (
@@ -163,9 +154,8 @@ for _operand in "abc":
 
 
 @instruction("wmma.store.d.sync.aligned", required("layout", *_LAYOUTS), required("shape", *SHAPES),
-             _MEMORY, required("type", *_SUMS))  # fmt: skip
+             _MEMORY, required("type", *_SUMS), operands=(2, 3))  # fmt: skip
 def _store_fragment(call: Call) -> str:
-    call.require_operands(2, 3)
     kind, count = call["type"], _fragment_registers("d", call["shape"], call["type"])
     run = f"executor_wmma_store_d_{call['shape']}_{kind}"
     registers = _words(call, 1, "f32" if kind == "f32" else "b32", count, 8)
@@ -195,9 +185,9 @@ def _stride(call: Call) -> str:
     optional("b", "bf16", "s8", "u8"),
     required("c", *_SUMS),
     optional("saturated", "satfinite"),
+    operands=4,
 )
 def _multiply_fragments(call: Call) -> str:
-    call.require_operands(4)
     _require_equal_sums(call)
     sums, factor = call["d"], call["a"] or "f16"
     expected = {"f16": ("f32", "f16"), "bf16": ("f32",), "s8": ("s32",), "u8": ("s32",)}

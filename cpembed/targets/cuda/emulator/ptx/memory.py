@@ -36,7 +36,6 @@ def _bytes(call: Call) -> int:
 
 
 def _load(call: Call, constant: str = "false") -> str:
-    call.require_operands(2 + bool(call["hint"]))
     kind, count = call["type"], _VECTORS[call["vector"]]
     space, address = SPACES[call["space"]], call.address(1, call["space"])
     arguments = f"{space}, {address}, {_bytes(call)}, v_, {constant}"
@@ -55,20 +54,21 @@ def _load(call: Call, constant: str = "false") -> str:
 
 
 @instruction("ld", _ORDER, _LOADED, _CACHE, _FIRST_LEVEL, _HINT, _PREFETCH, _VECTOR, _TYPE,
-             predicated=True)  # fmt: skip
+             operands=2, predicated=True)  # fmt: skip
 def _plain_load(call: Call) -> str:
     return _load(call)
 
 
 @instruction("ld", required("space", "global"), _CACHE, required("read_only", "nc"), _FIRST_LEVEL,
-             _HINT, _PREFETCH, _VECTOR, _TYPE, predicated=True)  # fmt: skip
+             _HINT, _PREFETCH, _VECTOR, _TYPE, operands=2, predicated=True)  # fmt: skip
 def _read_only_load(call: Call) -> str:
     return _load(call, constant="true")
 
 
-@instruction("st", _ORDER, _LOADED, _CACHE, _FIRST_LEVEL, _HINT, _VECTOR, _TYPE, predicated=True)
+@instruction(
+    "st", _ORDER, _LOADED, _CACHE, _FIRST_LEVEL, _HINT, _VECTOR, _TYPE, predicated=True, operands=2
+)
 def _store(call: Call) -> str:
-    call.require_operands(2 + bool(call["hint"]))
     kind, count = call["type"], _VECTORS[call["vector"]]
     values = [call.value(item, kind, wider=True) for item in call.items(1, count)]
     return (
@@ -85,11 +85,11 @@ def _store(call: Call) -> str:
     required("from", "global"),
     _HINT,
     _PREFETCH,
+    operands=(3, 4),
     predicated=True,
 )
 def _copy(call: Call) -> str:
     hint = bool(call["hint"])
-    call.require_operands(3 + hint, 4 + hint)
     size = call.constant(2)
     source_size = f"uint32_t({size})"
     if len(call.operands) == 4 + hint:
@@ -118,16 +118,14 @@ runtime_call("cp.async.wait_group", "copy_wait", constants=1)
 runtime_call("cp.async.wait_all", "copy_wait_all")
 
 
-@instruction("prefetch", optional("space", "global"), required("level", "L1", "L2"))
+@instruction("prefetch", optional("space", "global"), required("level", "L1", "L2"), operands=1)
 def _prefetch(call: Call) -> str:
-    call.require_operands(1)
     return f"(void)({call.address(0, call['space'])});"
 
 
 @instruction("createpolicy.fractional", required("first", "L2::evict_last", "L2::evict_normal",
              "L2::evict_first", "L2::evict_unchanged"),
              optional("second", "L2::evict_first", "L2::evict_unchanged"),
-             required("type", "b64"))  # fmt: skip
+             required("type", "b64"), operands=(1, 2))  # fmt: skip
 def _create_policy(call: Call) -> str:
-    call.require_operands(1, 2)
     return call.assign(call.operands[0], "b64", "0")

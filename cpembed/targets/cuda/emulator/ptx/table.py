@@ -48,6 +48,7 @@ class _Mismatch:
 class _Row:
     slots: tuple[Slot, ...]
     translate: Translate
+    operands: tuple[int, ...]
     predicated: bool
 
     def modifiers(self, values: Sequence[str]) -> dict[str, str] | _Mismatch:
@@ -73,7 +74,10 @@ _ROWS: dict[str, list[_Row]] = {}
 
 
 def instruction(
-    opcode: str, *slots: Slot, predicated: bool = False
+    opcode: str,
+    *slots: Slot,
+    operands: int | tuple[int, ...] = (),
+    predicated: bool = False,
 ) -> Callable[[Translate], Translate]:
     """Return a decorator that adds a row to the table.
 
@@ -84,13 +88,17 @@ def instruction(
         Several rows may share one; the first whose slots fit is taken.
     *slots : Slot
         Further modifiers in their order.
+    operands : int or tuple of int
+        Numbers of operands that it may have, without that of a cache's hint; by default the
+        translation counts them.
     predicated : bool, default False
         Whether the translation passes :attr:`Call.predicate` to the runtime, which has to know of
         the lanes that do not take part; otherwise the predicate becomes a branch around it.
     """
 
     def add(translate: Translate) -> Translate:
-        _ROWS.setdefault(opcode, []).append(_Row(slots, translate, predicated))
+        counts = (operands,) if isinstance(operands, int) else operands
+        _ROWS.setdefault(opcode, []).append(_Row(slots, translate, counts, predicated))
         return translate
 
     return add
@@ -110,10 +118,9 @@ def runtime_call(opcode: str, function: str, *slots: Slot, constants: int = 0) -
     """
 
     def translate(call: Call) -> str:
-        call.require_operands(constants)
         return call.invoke(function, *(call.constant(number) for number in range(constants)))
 
-    instruction(opcode, *slots)(translate)
+    instruction(opcode, *slots, operands=constants)(translate)
 
 
 def translated(body: Body, item: Instruction) -> str:
@@ -135,6 +142,9 @@ def translated(body: Body, item: Instruction) -> str:
                     problem = _Mismatch(length + modifiers.fitting, modifiers.reason)
                 continue
             call = Call(body, item, modifiers)
+            if row.operands:
+                hint = bool(modifiers.get("hint"))
+                call.require_operands(*(count + hint for count in row.operands))
             statement = row.translate(call)
             if item.predicate is None or row.predicated:
                 return f"{{ {statement} }}"
@@ -143,5 +153,9 @@ def translated(body: Body, item: Instruction) -> str:
 
 
 def opcodes() -> tuple[str, ...]:
-    """Return the opcodes of the table."""
-    return tuple(_ROWS)
+    """Return an opcode of each row, with all of its modifiers."""
+    return tuple(
+        ".".join([opcode, *(slot.values[0] for slot in row.slots)])
+        for opcode, rows in _ROWS.items()
+        for row in rows
+    )

@@ -38,7 +38,7 @@ def _columns(shape: str, sums: str) -> tuple[int, int]:
 
 @instruction("wgmma.mma_async.sync.aligned", required("shape", *_SHAPES),
              required("d", "f32", "f16", "s32"), required("a", *_FACTORS),
-             required("b", *_FACTORS))  # fmt: skip
+             required("b", *_FACTORS), operands=tuple(range(4, 9)))  # fmt: skip
 def _multiply(call: Call) -> str:
     sums = call["d"]
     n, k = _columns(call["shape"], sums)
@@ -85,8 +85,7 @@ runtime_call("wgmma.wait_group.sync.aligned", "wgmma_wait", constants=1)
 
 
 @instruction("setmaxnreg", required("change", "inc", "dec"), required("sync", "sync"),
-             required("aligned", "aligned"), required("type", "u32"))  # fmt: skip
+             required("aligned", "aligned"), required("type", "u32"), operands=1)  # fmt: skip
 def _set_registers(call: Call) -> str:
-    call.require_operands(1)
     increases = "true" if call["change"] == "inc" else "false"
     return call.invoke("setmaxnreg", call.constant(0), increases)

@@ -11,9 +11,8 @@ _SUMS = {"add": "kAdd", "min": "kMin", "max": "kMax"}
 _BITS = {"and": "kAnd", "or": "kOr", "xor": "kXor"}
 
 
-@instruction("shfl.sync", required("direction", *_DIRECTIONS), required("type", "b32"))
+@instruction("shfl.sync", required("direction", *_DIRECTIONS), required("type", "b32"), operands=5)
 def _exchange(call: Call) -> str:
-    call.require_operands(5)
     target, within = call.pair(0)
     value, operand, segments, mask = (call.value(place, "b32") for place in (1, 2, 3, 4))
     arguments = f"{_DIRECTIONS[call['direction']]}, {mask}, {value}, {operand}, {segments}"
@@ -28,9 +27,8 @@ def _exchange(call: Call) -> str:
 
 
 @instruction("vote.sync", required("mode", "all", "any", "uni", "ballot"),
-             required("type", "pred", "b32"))  # fmt: skip
+             required("type", "pred", "b32"), operands=3)  # fmt: skip
 def _vote(call: Call) -> str:
-    call.require_operands(3)
     ballot = call["mode"] == "ballot"
     if ballot != (call["type"] == "b32"):
         raise LoweringError("a ballot has .b32, and other votes have .pred")
@@ -45,23 +43,21 @@ def _vote(call: Call) -> str:
     return f"{call.function} {votes} {call.assign(call.operands[0], call['type'], result)}"
 
 
-@instruction("redux.sync", required("operation", *_SUMS), required("type", "u32", "s32"))
-@instruction("redux.sync", required("operation", *_BITS), required("type", "b32"))
+@instruction(
+    "redux.sync", required("operation", *_SUMS), required("type", "u32", "s32"), operands=3
+)
+@instruction("redux.sync", required("operation", *_BITS), required("type", "b32"), operands=3)
 def _combine(call: Call) -> str:
-    call.require_operands(3)
     operation = {**_SUMS, **_BITS}[call["operation"]]
     kind = "kSigned32" if call["type"] == "s32" else "kUnsigned32"
-    combined = (
-        f"executor_combine(f_, executor::{operation}, executor::{kind}, {call.value(2, 'b32')}, "
-        f"{call.value(1, 'b32')})"
-    )
-    return f"{call.function} {call.assign(call.operands[0], 'b32', combined)}"
+    mask, value = call.value(2, "b32"), call.value(1, "b32")
+    arguments = f"executor::{operation}", f"executor::{kind}", mask, value
+    return call.returned("b32", "combine", *arguments)
 
 
 @instruction("match", required("mode", "any", "all"), required("sync", "sync"),
-             required("type", "b32", "b64"))  # fmt: skip
+             required("type", "b32", "b64"), operands=3)  # fmt: skip
 def _match(call: Call) -> str:
-    call.require_operands(3)
     target, same = call.pair(0)
     if same is not None and call["mode"] == "any":
         raise LoweringError("match.any has no predicate")
@@ -77,21 +73,18 @@ def _match(call: Call) -> str:
     return " ".join(lines)
 
 
-@instruction("activemask", required("type", "b32"))
+@instruction("activemask", required("type", "b32"), operands=1)
 def _active(call: Call) -> str:
-    call.require_operands(1)
     return call.assign(call.operands[0], "b32", "executor_activemask()")
 
 
-@instruction("bar.warp.sync", optional("type", "b32"))
+@instruction("bar.warp.sync", optional("type", "b32"), operands=1)
 def _meet(call: Call) -> str:
-    call.require_operands(1)
     return f"executor_syncwarp({call.value(0, 'b32')});"
 
 
-@instruction("elect.sync")
+@instruction("elect.sync", operands=2)
 def _elect(call: Call) -> str:
-    call.require_operands(2)
     leader, elected = call.pair(0)
     if elected is None:
         raise LoweringError("its destination has to be a register and a predicate: d|p")

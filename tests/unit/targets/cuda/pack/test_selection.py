@@ -10,6 +10,7 @@ from cpembed.driver.named import hardware_spec, workload
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.pack import selection
+from cpembed.targets.cuda.pack.selection import FIXED, is_fixed
 from cpembed.targets.registry import open_target
 
 
@@ -44,8 +45,8 @@ def test_fixed_mappings_are_told_by_what_they_compute(
     words: str, x: str, z: str, im2col: bool, fuse_hw: bool
 ) -> None:
     layer = item_of(f"conv2d {words} k=16 r=3 s=3 pad=1 layout=NHWC").workload
-    assert selection.is_im2col(family(x, z), layer) == im2col
-    assert selection.is_fuse_hw(family(x, z), layer) == fuse_hw
+    names = [name for name in FIXED if is_fixed(name, family(x, z), layer)]
+    assert names == ["im2col"] * im2col + ["fuse_hw"] * fuse_hw
 
 
 def test_axes_around_whole_tiles_change_nothing() -> None:
@@ -71,8 +72,7 @@ def test_kernels_of_a_layer_differ_and_are_the_best_first() -> None:
     assert costs == sorted(costs)
     assert costs[0] <= min(item.estimated_us for item in found)
     embeddings = {role: c.ranked.candidate.embedding for role, c in chosen.items()}
-    assert selection.is_im2col(embeddings["im2col"], item.workload)
-    assert selection.is_fuse_hw(embeddings["fuse_hw"], item.workload)
+    assert all(is_fixed(name, embeddings[name], item.workload) for name in FIXED)
 
 
 def test_a_workload_without_a_kernel_says_why() -> None:

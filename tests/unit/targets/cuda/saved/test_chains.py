@@ -35,6 +35,16 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fake_driver.build(tmp_path_factory.mktemp("driver"))
 
 
+def checked(folder: Path, driver: Path, target: str) -> tuple[int, str]:
+    """Return the exit code of a folder's check in the emulator, and what it prints."""
+    library = fake_driver.emulated(folder / "chain.cu")
+    hopper = {"FAKE_CUDA_CAPABILITY": 90, "FAKE_CUDA_SHARED": 232448}
+    device = hopper if target.startswith("wgmma") else {}
+    env = fake_driver.environment(driver, "run", FAKE_CUDA_PROGRAM=library, **device)
+    done = fake_driver.check_py(folder, env, "--no-time")
+    return done.returncode, done.stdout + done.stderr
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_checks_itself(
@@ -45,21 +55,32 @@ def test_a_chain_checks_itself(
     folder = tmp_path / "chain"
     assert main(["run", *words.split(), "--target", target, "--save", str(folder)]) == 0
 
-    def check() -> tuple[int, str]:
-        library = fake_driver.emulated(folder / "chain.cu")
-        hopper = {"FAKE_CUDA_CAPABILITY": 90, "FAKE_CUDA_SHARED": 232448}
-        device = hopper if target.startswith("wgmma") else {}
-        env = fake_driver.environment(driver, "run", FAKE_CUDA_PROGRAM=library, **device)
-        done = fake_driver.check_py(folder, env, "--no-time")
-        return done.returncode, done.stdout + done.stderr
-
-    status, said = check()
-    assert status == 0, said
-    assert f"right: numbers ({'exact' if 'bytes' in name else 'tolerance'})" in said
-    text = (folder / "chain.cu").read_text()
-    spoiled, count = re.subn(r"cpembed_(wgmma_)?mma_\w+\([^;{]*\);", "(void)0;", text, count=1)
+    status, text = checked(folder, driver, target)
+    assert status == 0, text
+    assert f"right: numbers ({'exact' if 'bytes' in name else 'tolerance'})" in text
+    source = (folder / "chain.cu").read_text()
+    spoiled, count = re.subn(r"cpembed_(wgmma_)?mma_\w+\([^;{]*\);", "(void)0;", source, count=1)
     assert count == 1
     (folder / "chain.cu").write_text(spoiled)
-    status, said = check()
+    status, text = checked(folder, driver, target)
     assert status == 1
-    assert re.match(r"error: wrong result for numbers: element \d+ is ", said)
+    assert re.match(r"error: wrong result for numbers: element \d+ is ", text)
+
+
+@pytest.mark.parametrize("target", ["mma_f16", "wgmma_f16"])
+def test_sums_that_are_not_scaled_anew_show(
+    target: str, driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only scores that differ much make a kernel scale its sums, so a case has such scores."""
+    monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
+    words = "attention b=1 h=2 kv=1 q=32 k=40 d=16"
+    folder = tmp_path / "chain"
+    assert main(["run", *words.split(), "--target", target, "--save", str(folder)]) == 0
+    source = (folder / "chain.cu").read_text()
+    scaling = r"(sums_ptr\[\d+\]) = \(\1 \* shrink_ptr\[\d+\]\);"
+    spoiled, count = re.subn(scaling, "(void)0;", source)
+    assert count > 0
+    (folder / "chain.cu").write_text(spoiled)
+    status, text = checked(folder, driver, target)
+    assert status == 1
+    assert text.startswith("error: wrong result for large: ")

@@ -11,6 +11,7 @@ import pytest
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.emulator.executor import Launch, compile_text
 from cpembed.targets.cuda.emulator.ptx import translate_inline_ptx
+from cpembed.targets.cuda.emulator.ptx.table import opcodes
 from cpembed.targets.cuda.emulator.ptx.warp_groups import FACTORS_IN_REGISTERS
 from tests.unit.targets.cuda.emulator.running import needs_compiler
 
@@ -166,6 +167,17 @@ def test_what_does_not_fit_is_named_in_an_assertion(statement: str) -> None:
     assert message is not None
     assert WRONG[statement] in message[1]
     assert "leave it out by #ifndef CPEMBED_EXECUTOR" in message[1]
+
+
+@pytest.mark.parametrize("operand", ["%{}", "[%{}]", "{{%{}}}", "1"])
+def test_any_number_of_operands_is_translated_or_named_in_an_assertion(operand: str) -> None:
+    places = ", ".join(f'"+r"(a[{number}])' for number in range(10))
+    for opcode in opcodes():
+        for count in range(11):
+            operands = ", ".join(operand.format(number) for number in range(count))
+            text = translate_inline_ptx(f'asm volatile("{opcode} {operands};" : {places});')
+            assert text.startswith(("static_assert(false, ", "do { "))
+            assert count < 9 or text.startswith("static_assert(false, ")
 
 
 @needs_compiler
