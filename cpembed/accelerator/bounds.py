@@ -122,21 +122,20 @@ def _touched_lengths(template: Template, tensor: str) -> list[int]:
     most: list[int] = []
     for step in template.steps:
         computation = step.statement.computation
-        for access in (*computation.reads, computation.statement.store):
-            if computation.operand(access.operand).tensor == tensor:
-                lengths: list[int] = []
-                shape = computation.operand(access.operand).shape
-                for e, size in zip(access.index, shape, strict=True):
-                    low, high = e.bounds(computation.extents)
-                    reached = min(high, size - 1) - max(low, 0) + 1
-                    terms = [t for t in e.terms if computation.extents[t.iterator] > 1]
-                    if len(terms) == 1:
-                        reached = -(-reached // abs(terms[0].coefficient))
-                    elif any(abs(t.coefficient) > 1 for t in terms):
-                        largest = max(computation.extents[t.iterator] for t in terms)
-                        reached = min(reached, largest)
-                    lengths.append(reached)
-                most = max(most, lengths, key=math.prod) if most else lengths
+        for access in step.statement.accesses_of(tensor):
+            lengths: list[int] = []
+            shape = computation.operand(access.operand).shape
+            for e, size in zip(access.index, shape, strict=True):
+                low, high = e.bounds(computation.extents)
+                reached = min(high, size - 1) - max(low, 0) + 1
+                terms = [t for t in e.terms if computation.extents[t.iterator] > 1]
+                if len(terms) == 1:
+                    reached = -(-reached // abs(terms[0].coefficient))
+                elif any(abs(t.coefficient) > 1 for t in terms):
+                    largest = max(computation.extents[t.iterator] for t in terms)
+                    reached = min(reached, largest)
+                lengths.append(reached)
+            most = max(most, lengths, key=math.prod) if most else lengths
     return most
 
 
@@ -144,7 +143,7 @@ def _product_bytes(template: Template) -> float:
     """Return the bound 2mnk/sqrt(S) - 2S of a matrix product in S elements of memory."""
     step = template.main_step
     computation = step.statement.computation
-    indices = [a.index for a in (*computation.reads, computation.statement.store)]
+    indices = [access.index for access in step.statement.accesses]
     single = all(e.single_iterator for index in indices for e in index)
     groups = [{e.single_iterator for e in index} for index in indices]
     if (

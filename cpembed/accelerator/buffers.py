@@ -45,6 +45,8 @@ class Buffers:
     tiling : Tiling
     rounding : mapping of Key to mapping of int to int
         Sizes of which dimensions of a buffer are multiples, because transfers copy whole chunks.
+    base_rows : mapping of str to int
+        First row of the buffers in each memory; 0 where it is missing.
     checks_rows : bool
         True to reject buffers that do not fit.
 
@@ -59,12 +61,14 @@ class Buffers:
         template: Template,
         tiling: Tiling,
         rounding: Mapping[Key, Mapping[int, int]],
+        base_rows: Mapping[str, int],
         *,
         checks_rows: bool = True,
     ) -> None:
         self.template = template
         self.tiling = tiling
         self.rounding = rounding
+        self.base_rows = base_rows
         self.checks_rows = checks_rows
         self.loops = tile_loops(template, tiling)
         inner = granule_loops(template, template.main_step, self.loops)
@@ -291,11 +295,11 @@ class Buffers:
                 used[name] = max(used.get(name, 0), start + row + needs[key].rows)
         return {key: offsets[origin] for key, origin in first.items()}
 
-    def place(self, buffer: Buffer, base_rows: Mapping[str, int]) -> InRows:
+    def place(self, buffer: Buffer) -> InRows:
         """Return where a buffer's box lies, over the loops around it."""
         if buffer.spec.is_home:
             return self.template.problem.homes[buffer.spec.tensor]
-        base = IndexExpr((), base_rows.get(buffer.spec.memory, 0) + buffer.offset)
+        base = IndexExpr((), self.base_rows.get(buffer.spec.memory, 0) + buffer.offset)
         if buffer.copies > 1:
             base += self._parity(self.outer(buffer)).times(buffer.layout.count)
         return InRows(buffer.layout, self.box(buffer.spec, buffer.depth).starts, base)
@@ -312,12 +316,12 @@ class Buffers:
             return IndexExpr()
         return IndexExpr((IndexTerm.digit(IndexExpr.sum(terms), modulus=2),))
 
-    def regions(self, base_rows: Mapping[str, int]) -> list[tuple[str, int]]:
+    def regions(self) -> list[tuple[str, int]]:
         """Return memory and first row of each copy of each buffer."""
         regions: list[tuple[str, int]] = []
         for b in self.table.values():
             memory = b.spec.memory
-            first = b.layout.base if b.spec.is_home else base_rows.get(memory, 0) + b.offset
+            first = b.layout.base if b.spec.is_home else self.base_rows.get(memory, 0) + b.offset
             regions += [(memory, first + n * b.layout.count) for n in range(b.copies)]
         return regions
 

@@ -26,7 +26,6 @@ class Part:
 
     Attributes
     ----------
-    plan : OperatorPlan
     names : mapping of str to str
         Name in the longer program of each tensor of the plan's specification.
     shapes : mapping of str to tuple of int

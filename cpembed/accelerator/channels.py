@@ -60,7 +60,7 @@ def with_signals(
 def _check_units(nodes: Sequence[Node], machine: InstructionSet) -> None:
     """Check that units that share a memory have channels between them."""
     joined = {(c.sender, c.receiver) for c in machine.channels}
-    touched = {unit: _touched_by(nodes, machine, unit) for unit in machine.units}
+    touched = {unit: _touched(nodes, machine, unit) for unit in machine.units}
     for first, second in itertools.combinations(machine.units, 2):
         shared = sorted(_shared(touched[first], touched[second]))
         if shared and not {(first, second), (second, first)} <= joined:
@@ -70,38 +70,30 @@ def _check_units(nodes: Sequence[Node], machine: InstructionSet) -> None:
             )
 
 
-def _touched_by(
-    nodes: Sequence[Node], machine: InstructionSet, unit: str
-) -> tuple[set[str], set[str]]:
-    """Return the memories of rows that a unit writes, and those that it reads."""
-    return (
-        _touched(nodes, machine, unit, "written"),
-        _touched(nodes, machine, unit, "read"),
-    )
-
-
 def _shared(first: tuple[set[str], set[str]], second: tuple[set[str], set[str]]) -> set[str]:
     """Return the memories that two units touch and one of them writes."""
     (a_writes, a_reads), (b_writes, b_reads) = first, second
     return (a_writes & (b_writes | b_reads)) | (b_writes & a_reads)
 
 
-def _touched(nodes: Sequence[Node], machine: InstructionSet, unit: str, direction: str) -> set[str]:
-    """Return the memories of rows that a unit reads or writes."""
+def _touched(
+    nodes: Sequence[Node], machine: InstructionSet, unit: str
+) -> tuple[set[str], set[str]]:
+    """Return the memories of rows that a unit writes, and those that it reads."""
     names = {memory.name for memory in machine.row_memories()}
-    touched = set[str]()
+    written, read = set[str](), set[str]()
     for _, issue in issues_of(nodes):
         instruction = machine.instructions[issue.instruction]
         if instruction.unit == unit:
-            operands = instruction.inputs if direction == "read" else instruction.outputs
-            touched.update(instruction.places[o].memory for o in operands)
-    return touched & names
+            written.update(instruction.places[o].memory for o in instruction.outputs)
+            read.update(instruction.places[o].memory for o in instruction.inputs)
+    return written & names, read & names
 
 
 def _pairs(nodes: Sequence[Node], machine: InstructionSet) -> list[tuple[str, str]]:
     """Return pairs of units with channels between them, the one that begins each round first."""
     pairs: list[tuple[str, str]] = []
-    touched = {unit: _touched_by(nodes, machine, unit) for unit in machine.units}
+    touched = {unit: _touched(nodes, machine, unit) for unit in machine.units}
     for joined in dict.fromkeys(frozenset((c.sender, c.receiver)) for c in machine.channels):
         order = _round_order(nodes, joined, machine)
         # Units that work on different memories need not wait for each other.
@@ -177,8 +169,8 @@ class _Turns:
         self, nodes: Sequence[Node], outside: Sequence[Node], after: Sequence[Node]
     ) -> None:
         """Check that what is outside of the rounds needs no waits of its own."""
-        written = _touched(nodes, self.machine, self.first, "written")
-        used = _touched(outside, self.machine, self.second, "read")
+        written, _ = _touched(nodes, self.machine, self.first)
+        _, used = _touched(outside, self.machine, self.second)
         shared = sorted(written & used)
         if shared or any(self.first in units_of(node, self.machine) for node in after):
             raise PlanningError(

@@ -26,6 +26,8 @@ class Copies:
     ----------
     template : Template
     tiling : Tiling
+    base_rows : mapping of str to int, optional
+        First row of the buffers in each memory; 0 where it is missing.
     checks_rows : bool
         True to reject buffers that do not fit in their memories.
 
@@ -37,7 +39,15 @@ class Copies:
         Layouts of tensors in main memory, as far as they are decided.
     """
 
-    def __init__(self, template: Template, tiling: Tiling, *, checks_rows: bool = True) -> None:
+    def __init__(
+        self,
+        template: Template,
+        tiling: Tiling,
+        base_rows: Mapping[str, int] | None = None,
+        *,
+        checks_rows: bool = True,
+    ) -> None:
+        self.base_rows = base_rows or {}
         self.checks_rows = checks_rows
         self.template = template
         self.tiling = tiling
@@ -49,30 +59,34 @@ class Copies:
         """Lay out the buffers, with room for what copies have filled so far."""
         self.main: dict[str, MainTensor] = dict(self.template.problem.layouts)
         self.buffers = Buffers(
-            self.template, self.tiling, self.rounding, checks_rows=self.checks_rows
+            self.template,
+            self.tiling,
+            self.rounding,
+            self.base_rows,
+            checks_rows=self.checks_rows,
         )
 
-    def load(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
+    def load(self, buffer: Buffer) -> Iterator[Node]:
         """Yield the copies that fill a buffer."""
         spec = buffer.spec
-        destination = self.buffers.place(buffer, base_rows)
-        source = self._home(spec.tensor, spec.load[0], base_rows)
+        destination = self.buffers.place(buffer)
+        source = self._home(spec.tensor, spec.load[0])
         boxes = [self.buffers.box(spec, buffer.depth)]
         yield from self._copy(spec, spec.load, source, destination, buffer, boxes)
 
-    def store(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
+    def store(self, buffer: Buffer) -> Iterator[Node]:
         """Yield the copies of a buffer to where its tensor stays; none where it stays there."""
         spec = buffer.spec
         if spec.store:
-            source = self.buffers.place(buffer, base_rows)
-            destination = self._home(spec.tensor, spec.store[-1], base_rows)
+            source = self.buffers.place(buffer)
+            destination = self._home(spec.tensor, spec.store[-1])
             is_main = spec.store[-1] == self.template.machine.main.name
             boxes = [self.buffers.box(spec, buffer.depth)]
             if is_main:
                 boxes = self.buffers.stored_boxes(buffer)
             yield from self._copy(spec, spec.store, source, destination, buffer, boxes)
 
-    def fill(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
+    def fill(self, step: Step) -> Iterator[Node]:
         """Yield the instructions that begin a reduction with its neutral element."""
         operand = step.instruction.outputs[0]
         key = step.tensor(operand), step.instruction.places[operand].memory
@@ -81,7 +95,7 @@ class Copies:
             key[0],
             self.buffers.box(buffer.spec, buffer.depth),
             None,
-            self.buffers.place(buffer, base_rows),
+            self.buffers.place(buffer),
             f"begin {key[0]} with the neutral element",
             neutral_element(
                 step.statement.computation.statement.reduction or "add", buffer.spec.dtype
@@ -97,10 +111,10 @@ class Copies:
         self._round(buffer.spec, plan)
         yield from plan.nodes(self.names)
 
-    def _home(self, tensor: str, memory: str, base_rows: Mapping[str, int]) -> Place | None:
+    def _home(self, tensor: str, memory: str) -> Place | None:
         """Return where a tensor is in a memory; None where its layout is not decided."""
         if (tensor, memory) in self.buffers.table:
-            return self.buffers.place(self.buffers.table[tensor, memory], base_rows)
+            return self.buffers.place(self.buffers.table[tensor, memory])
         home = self.template.problem.homes.get(tensor)
         if home is not None and home.layout.memory == memory:
             return home

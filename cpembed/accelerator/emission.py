@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from cpembed.accelerator.addressing import Binding, InMain, TableEntry, bind_scalar
 from cpembed.accelerator.boxes import TileLoop, box_of, guards, loop_extents, sizes
@@ -22,27 +22,13 @@ from cpembed.accelerator.store_order import (
     of_last_tile,
     of_tile_before,
 )
-from cpembed.accelerator.template import Template
-from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.transfers import BoundIssue, Names
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm, flat_index, row_major_strides
 
 
 class Lowering(Copies):
-    """Makes the program of a tiling.
-
-    Parameters
-    ----------
-    template : Template
-    tiling : Tiling
-    checks_rows : bool
-        True to reject buffers that do not fit in their memories.
-    """
-
-    def __init__(self, template: Template, tiling: Tiling, *, checks_rows: bool = True) -> None:
-        super().__init__(template, tiling, checks_rows=checks_rows)
-        self.late: list[LateStore] = []
+    """Program of a tiling, whose parameters are those of its copies."""
 
     # Executions
 
@@ -51,7 +37,6 @@ class Lowering(Copies):
         step: Step,
         instruction: IsaInstruction,
         loops: Sequence[TileLoop],
-        base_rows: Mapping[str, int],
         conditions: tuple[IndexExpr, ...] = (),
     ) -> Issue:
         """Return the instruction that computes a statement in an iteration of loops."""
@@ -66,7 +51,7 @@ class Lowering(Copies):
                 binding = self._bind_main(step, operand, tensor)
             else:
                 buffer = self.buffers.table[tensor, described.memory]
-                place = self.buffers.place(buffer, base_rows)
+                place = self.buffers.place(buffer)
                 self._check_box(step, operand, buffer, loops)
                 binding = self.buffers.bind(step, operand, place)
             if binding is None:
@@ -168,12 +153,10 @@ class Lowering(Copies):
                 return binding
         return None
 
-    def statement_nodes(
-        self, step: Step, outer: Sequence[TileLoop], base_rows: Mapping[str, int]
-    ) -> tuple[Node, ...]:
+    def statement_nodes(self, step: Step, outer: Sequence[TileLoop]) -> tuple[Node, ...]:
         """Return the executions of a statement inside of loops."""
         inner = granule_loops(self.template, step, outer)
-        return tuple(self._nest(step, outer, inner, 0, base_rows))
+        return tuple(self._nest(step, outer, inner, 0))
 
     def _nest(
         self,
@@ -181,36 +164,34 @@ class Lowering(Copies):
         outer: Sequence[TileLoop],
         inner: Sequence[TileLoop],
         depth: int,
-        base_rows: Mapping[str, int],
     ) -> Iterator[Node]:
         """Yield what is inside of a number of a statement's inner loops."""
         if depth:
-            yield from self._granules(step, len(outer) + depth, base_rows)
+            yield from self._granules(step, len(outer) + depth)
         if depth == len(inner):
-            yield from self._reduced(step, (*outer, *inner), inner, base_rows)
+            yield from self._reduced(step, (*outer, *inner), inner)
         else:
-            body = tuple(self._nest(step, outer, inner, depth + 1, base_rows))
+            body = tuple(self._nest(step, outer, inner, depth + 1))
             yield Loop(inner[depth].name, inner[depth].extent, body)
 
-    def _granules(self, step: Step, depth: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
+    def _granules(self, step: Step, depth: int) -> Iterator[Node]:
         """Yield the moves of what single executions of a statement need, inside of its loops."""
         for buffer in self.buffers.table.values():
             is_granule = buffer.spec.role == "granule" and buffer.spec.first_use == step.number
             if is_granule and buffer.depth == depth:
-                yield from self.load(buffer, base_rows)
+                yield from self.load(buffer)
 
     def _reduced(
         self,
         step: Step,
         loops: Sequence[TileLoop],
         inner: Sequence[TileLoop],
-        base_rows: Mapping[str, int],
     ) -> tuple[Node, ...]:
         """Return the execution of a statement, and the one that begins its sums if it needs one."""
         reduction = step.statement.computation.statement.reduction
         instruction = step.instruction
         if reduction is None:
-            return (self._execution(step, instruction, loops, base_rows),)
+            return (self._execution(step, instruction, loops),)
         around = [
             loop
             for loop in loops
@@ -225,7 +206,7 @@ class Lowering(Copies):
                     f"{step.statement.computation} goes on from a bias: use an instruction that "
                     "accumulates"
                 )
-            return (self._execution(step, instruction, loops, base_rows),)
+            return (self._execution(step, instruction, loops),)
         begins = (
             instruction
             if not instruction.accumulates
@@ -236,7 +217,7 @@ class Lowering(Copies):
         )
         if not around:
             # Without an instruction that begins sums, something else has set them to zero.
-            return (self._execution(step, begins or instruction, loops, base_rows),)
+            return (self._execution(step, begins or instruction, loops),)
         if goes_on is None:
             raise PlanningError(
                 f"rejected: {instruction.name} begins sums anew, and "
@@ -244,19 +225,19 @@ class Lowering(Copies):
                 "instruction that accumulates"
             )
         if begins is None:
-            return (self._execution(step, goes_on, loops, base_rows),)
+            return (self._execution(step, goes_on, loops),)
         total = IndexExpr.sum([IndexTerm(loop.name) for loop in around])
         return (
-            self._execution(step, begins, loops, base_rows, (total.times(-1),)),
-            self._execution(step, goes_on, loops, base_rows, (total + -1,)),
+            self._execution(step, begins, loops, (total.times(-1),)),
+            self._execution(step, goes_on, loops, (total + -1,)),
         )
 
     # The program
 
-    def program(self, base_rows: Mapping[str, int]) -> Program:
-        """Return the program, with each memory's buffers from a row on."""
+    def program(self) -> Program:
+        """Return the program."""
         template = self.template
-        body = with_configuration(self._settled_body(base_rows), template.machine)
+        body = with_configuration(self._settled_body(), template.machine)
         if template.machine.synchronization is Synchronization.CHANNELS:
             body = with_signals(body, template.machine, self._unit_copies(body))
         tensors = dict(self.main)
@@ -292,12 +273,13 @@ class Lowering(Copies):
                         units[instruction.unit] = min(units.get(instruction.unit, 2), copies)
         return units
 
-    def _settled_body(self, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
+    def _settled_body(self) -> tuple[Node, ...]:
         """Return the program's nodes, once buffers have room for whole chunks of all copies."""
         while True:
             before = {key: dict(sizes) for key, sizes in self.rounding.items()}
-            self.names, self.late = Names(), []
-            body = self._body(0, base_rows)
+            self.names = Names()
+            self.late: list[LateStore] = []
+            body = self._body(0)
             loops = self.buffers.loops[: self.tiling.output_depth]
             last = (of_last_tile(late.nodes, loops, self.names) for late in self.late)
             body = (*body, *(node for nodes in last for node in nodes))
@@ -305,7 +287,7 @@ class Lowering(Copies):
                 return body
             self.prepare()
 
-    def _body(self, depth: int, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
+    def _body(self, depth: int) -> tuple[Node, ...]:
         """Return what is inside of a number of the main statement's loops."""
         template = self.template
         loads: list[Node] = []
@@ -313,24 +295,22 @@ class Lowering(Copies):
         for buffer in self.buffers.table.values():
             if buffer.depth == depth and buffer.spec.load and not self._waits(buffer):
                 is_for_chain = buffer.spec.first_use > template.main
-                (chain_loads if is_for_chain else loads).extend(self.load(buffer, base_rows))
+                (chain_loads if is_for_chain else loads).extend(self.load(buffer))
         if depth > self.tiling.output_depth:
-            loads += self._granules(template.main_step, depth, base_rows)
+            loads += self._granules(template.main_step, depth)
         if depth == self.tiling.output_depth:
-            return self._tile(loads, chain_loads, base_rows)
-        return (*loads, *chain_loads, *self._inner(depth, base_rows))
+            return self._tile(loads, chain_loads)
+        return (*loads, *chain_loads, *self._inner(depth))
 
-    def _inner(self, depth: int, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
+    def _inner(self, depth: int) -> tuple[Node, ...]:
         """Return the next loop inside of a number of loops, or the executions in all of them."""
         loops = self.buffers.all_loops
         if depth < len(loops):
             loop = loops[depth]
-            return (Loop(loop.name, loop.extent, self._body(depth + 1, base_rows)),)
-        return self._reduced(self.template.main_step, loops, loops, base_rows)
+            return (Loop(loop.name, loop.extent, self._body(depth + 1)),)
+        return self._reduced(self.template.main_step, loops, loops)
 
-    def _tile(
-        self, loads: list[Node], chain_loads: list[Node], base_rows: Mapping[str, int]
-    ) -> tuple[Node, ...]:
+    def _tile(self, loads: list[Node], chain_loads: list[Node]) -> tuple[Node, ...]:
         """Return the nodes of a tile of the main statement's output.
 
         Parameters
@@ -339,20 +319,19 @@ class Lowering(Copies):
             Loads for this tile.
         chain_loads : list of Node
             Loads of what only statements after the main one read.
-        base_rows : mapping of str to int
         """
         template = self.template
         before: list[Node] = []
         for step in template.steps[: template.main]:
-            before += self._chain_step(step, base_rows)
+            before += self._chain_step(step)
         if template.needs_fill(template.main_step):
-            before += self.fill(template.main_step, base_rows)
-        before += self._moves(template.main, base_rows)
-        inner = self._inner(self.tiling.output_depth, base_rows)
-        after = [*self._stores(template.main, base_rows)]
+            before += self.fill(template.main_step)
+        before += self._moves(template.main)
+        inner = self._inner(self.tiling.output_depth)
+        after = [*self._stores(template.main)]
         for step in template.steps[template.main + 1 :]:
-            after += self._moves(step.number, base_rows)
-            after += self._chain_step(step, base_rows)
+            after += self._moves(step.number)
+            after += self._chain_step(step)
         loops = self.buffers.loops[: self.tiling.output_depth]
         runs_ahead = template.machine.synchronization is Synchronization.INTERLOCKED
         loads, delayed = (loads, chain_loads) if runs_ahead else ([*loads, *chain_loads], [])
@@ -362,14 +341,14 @@ class Lowering(Copies):
         inner = behind_loads(inner, delayed, template.machine)
         return (*loads, *before, *inner, *after)
 
-    def _chain_step(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
+    def _chain_step(self, step: Step) -> Iterator[Node]:
         if step.number < self.template.main:
-            yield from self._moves(step.number, base_rows)
+            yield from self._moves(step.number)
         if self.template.needs_fill(step):
-            yield from self.fill(step, base_rows)
+            yield from self.fill(step)
         outer = self.buffers.loops[: self.tiling.output_depth]
-        yield from self.statement_nodes(step, outer, base_rows)
-        yield from self._stores(step.number, base_rows)
+        yield from self.statement_nodes(step, outer)
+        yield from self._stores(step.number)
 
     def _waits(self, buffer: Buffer) -> bool:
         """True if a buffer is not filled at the beginning of the loops' body that it is in.
@@ -385,7 +364,7 @@ class Lowering(Copies):
         """True if a buffer is filled in the loops over the executions of its statement."""
         return buffer.spec.role == "granule" and buffer.depth > self.tiling.output_depth
 
-    def _moves(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
+    def _moves(self, number: int) -> Iterator[Node]:
         """Yield the moves of tensors to where a statement reads them first.
 
         They are those that earlier statements wrote, and those that wait for rows.
@@ -395,10 +374,10 @@ class Lowering(Copies):
             if not spec.load or spec.is_outgoing or spec.first_use != number:
                 continue
             if self._waits(buffer) and not self._is_inside(buffer):
-                yield from self.load(buffer, base_rows)
-                yield from self.store(buffer, base_rows)
+                yield from self.load(buffer)
+                yield from self.store(buffer)
 
-    def _stores(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
+    def _stores(self, number: int) -> Iterator[Node]:
         """Yield the stores of what a statement completes, through other memories if need be.
 
         Those that are late come with the next tile instead.
@@ -407,10 +386,10 @@ class Lowering(Copies):
             spec = buffer.spec
             if spec.is_outgoing and spec.stage == number:
                 source = self.buffers.table.get((spec.tensor, spec.load[0]))
-                nodes = [*self.load(buffer, base_rows), *self.store(buffer, base_rows)]
+                nodes = [*self.load(buffer), *self.store(buffer)]
             elif self.template.last_writer(spec) == number:
                 source = buffer
-                nodes = [*self.store(buffer, base_rows)]
+                nodes = [*self.store(buffer)]
             else:
                 continue
             late = None if source is None else late_store(self.buffers, source, nodes)

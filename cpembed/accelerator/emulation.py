@@ -31,7 +31,6 @@ class Comparison:
 
     Attributes
     ----------
-    expression : str
     output : str
         Tensor that was compared.
     elements : int

@@ -19,6 +19,9 @@ from cpembed.hw.isa import InstructionSet, IsaInstruction, IsaMemory, MemoryKind
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Operation, walk
 
+_TECHNOLOGY = "45nm"
+"""Technology of the figures that a file leaves out."""
+
 INSTRUCTIONS = "instructions"
 """Name of the energy of executions among those of memories."""
 
@@ -61,16 +64,9 @@ class EnergyTable:
         return levels
 
 
-def energy_table(machine: InstructionSet, name: str = "45nm") -> EnergyTable:
-    """Return the energies of a machine, from its file and from a technology's tables.
-
-    Parameters
-    ----------
-    machine : InstructionSet
-    name : str, default "45nm"
-        Technology of the figures that the file leaves out.
-    """
-    tables = technology(name)
+def energy_table(machine: InstructionSet) -> EnergyTable:
+    """Return the energies of a machine, from its file and from a technology's tables."""
+    tables = technology(_TECHNOLOGY)
     byte_pj: dict[str, float] = {}
     sources: dict[str, str] = {}
     for memory in machine.memories.values():
@@ -88,7 +84,7 @@ def energy_table(machine: InstructionSet, name: str = "45nm") -> EnergyTable:
         for instruction in machine.instructions.values()
     }
     described = [i.energy_pj is not None for i in machine.instructions.values()]
-    tabled = f"{name}: operations of expressions"
+    tabled = f"{_TECHNOLOGY}: operations of expressions"
     sources[INSTRUCTIONS] = "the file" if all(described) else tabled
     if any(described) and not all(described):
         sources[INSTRUCTIONS] = f"the file, else {tabled}"

@@ -88,7 +88,6 @@ class Run:
     wraps : int
         Number of times that an execution made a sum of at most 32 bits leave its type, in which it
         wraps around.
-    warnings : tuple of str
     """
 
     buffers: Mapping[str, Array]

@@ -47,7 +47,6 @@ class InstructionForm:
 
     Attributes
     ----------
-    instruction : IsaInstruction
     computation : Computation
         What it computes, in normal form, with one statement.
     values : mapping of str to number
@@ -251,7 +250,6 @@ class LiftedStatement:
 
     Attributes
     ----------
-    computation : Computation
     values : mapping of str to number
         Value of each of these operands.
     floats : frozenset of str

@@ -79,8 +79,8 @@ class OperatorPlan:
 
         Buffers begin in a memory at its base row, 0 where there is none.
         """
-        lowering = Lowering(exact_template(self.problem, self.machine), self.tiling)
-        return lowering.program(base_rows), lowering.buffers.regions(base_rows)
+        lowering = Lowering(exact_template(self.problem, self.machine), self.tiling, base_rows)
+        return lowering.program(), lowering.buffers.regions()
 
 
 _PROGRAMS = {"cycles": 24, "bytes": 6}
@@ -159,7 +159,7 @@ def check_addresses(template: Template) -> None:
     PlanningError
         If they cannot.
     """
-    Lowering(template, smallest_tiling(template), checks_rows=False).program({})
+    Lowering(template, smallest_tiling(template), checks_rows=False).program()
 
 
 def _best_plan(
@@ -306,13 +306,13 @@ def _plan(
     template: Template, candidate: Candidate, limits: tuple[float, float], compared: int
 ) -> OperatorPlan:
     lowering = Lowering(template, candidate.tiling)
-    program = lowering.program({})
+    program = lowering.program()
     return OperatorPlan(
         template.problem,
         template.machine,
         candidate.tiling,
         dict(lowering.buffers.rows),
-        program_cost(program, pipelined_cycles(program, lowering.buffers.regions({}))),
+        program_cost(program, pipelined_cycles(program, lowering.buffers.regions())),
         *limits,
         compared,
     )

@@ -131,14 +131,11 @@ def _margins(
     before, after = [0] * len(shape), [0] * len(shape)
     is_only_stored = _is_only_stored(template, tensor)
     for step in template.steps:
-        computation = step.statement.computation
         extents = template.extents
         if is_only_stored:
             # Copies that need more than the elements say so by their ends.
             extents = {a: template.stored_extent(step, a) for a in step.axes.values()}
-        for access in (*computation.reads, computation.statement.store):
-            if computation.operand(access.operand).tensor != tensor:
-                continue
+        for access in step.statement.accesses_of(tensor):
             for dimension, e in enumerate(shared_index(step, access)):
                 low, high = e.bounds(extents)
                 before[dimension] = max(before[dimension], -low)

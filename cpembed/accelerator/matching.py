@@ -47,7 +47,6 @@ class Match:
 
     Attributes
     ----------
-    instruction : IsaInstruction
     statement : Statement
         The statement with its axes and operands as they were passed.
     axes : mapping of str to tuple of Digit

@@ -45,7 +45,6 @@ class Move:
 
     Attributes
     ----------
-    form : InstructionForm
     operand : str
         Operand that is read.
     source, target : str

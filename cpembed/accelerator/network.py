@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cpembed.accelerator.chains import ChainPlanner
@@ -44,7 +44,7 @@ from cpembed.accelerator.operators import is_view, specifications
 from cpembed.accelerator.operators.forms import NoForm, OperatorForm
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import MainTensor
-from cpembed.accelerator.specification import Statement
+from cpembed.accelerator.specification import Specification, Statement
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.isa import InstructionSet
 from cpembed.steps import Progress, silent
@@ -128,12 +128,13 @@ class _Planner:
         reordered: dict[Hashable, PlannedForm] = {}
         canonical_forms = tuple(form.canonical for form in forms)
         for form in canonical_forms:
-            self._add(best, reordered, operator, form, self._outcome(form, self.outcomes))
+            outcome = self._outcome(self.outcomes, form, self._complete)
+            self._add(best, reordered, operator, form, outcome)
         if not best:
             alone_us = host_us(operator, self.graph.types, self.machine)
             divided_forms = 0
             for form in canonical_forms:
-                outcome = self._outcome(form, self.divisions, alone_us)
+                outcome = self._outcome(self.divisions, form, lambda s: self._divided(s, alone_us))
                 self._add(best, reordered, operator, form, outcome)
                 divided_forms += not isinstance(outcome, str)
                 if divided_forms == _DIVIDED_FORMS:
@@ -165,39 +166,29 @@ class _Planner:
 
     def _outcome(
         self,
-        form: OperatorForm,
         outcomes: dict[Hashable, Outcome],
-        alone_us: float | None = None,
+        form: OperatorForm,
+        plan: Callable[[Specification], Outcome],
     ) -> Outcome:
-        """Return the best plans of a form, which those of an equal one are, or why there are none.
-
-        Parameters
-        ----------
-        form : OperatorForm
-        outcomes : dict of Hashable to Outcome
-            Earlier outcomes by the forms' signatures: of whole forms, or of divided ones.
-        alone_us : float or None
-            Microseconds of the operator on the host, which bound those of a divided form.
-        """
+        """Return the outcome of a form, which that of an equal one is if it was planned before."""
         key = form.signature
         equal = self._equal_outcome(form, outcomes[key]) if key in outcomes else None
-        if equal is not None:
-            return equal
-        specification = form.specification
-        if outcomes is self.divisions:
-            division = divided(specification, self.machine, alone_us)
-            outcomes[key] = division if isinstance(division, str) else (division,)
-        else:
-            plans = OperatorSearch(specification, self.machine).alternatives()
-            outcomes[key] = (
-                plans
-                if isinstance(plans, str)
-                else tuple(
-                    Division.of_plans(p).with_faster_host(specification, self.machine)
-                    for p in plans
-                )
-            )
-        return outcomes[key]
+        if equal is None:
+            equal = outcomes[key] = plan(form.specification)
+        return equal
+
+    def _complete(self, specification: Specification) -> Outcome:
+        """Return the best plans of all statements, or why there are none."""
+        plans = OperatorSearch(specification, self.machine).alternatives()
+        if isinstance(plans, str):
+            return plans
+        divisions = map(Division.of_plans, plans)
+        return tuple(d.with_faster_host(specification, self.machine) for d in divisions)
+
+    def _divided(self, specification: Specification, alone_us: float | None) -> Outcome:
+        """Return the best plans of some statements, faster than the host, or why there are none."""
+        division = divided(specification, self.machine, alone_us)
+        return division if isinstance(division, str) else (division,)
 
     def _equal_outcome(self, form: OperatorForm, outcome: Outcome) -> Outcome | None:
         """Return the outcome of an equal form with this one's constants; None if it has none."""

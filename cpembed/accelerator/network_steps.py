@@ -41,7 +41,6 @@ class Chain:
 
     Attributes
     ----------
-    residents : tuple of Resident
     operators : tuple of str
         Name of the operator of each plan.
     cycles_apart : float

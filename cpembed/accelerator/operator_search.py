@@ -291,7 +291,7 @@ def _agree_between(plans: Plans) -> bool:
 def _backward_reads(specification: Specification) -> str:
     """Return the reason where a statement reads a tensor backwards, which no box describes."""
     for statement in specification.statements:
-        for access in (*statement.computation.reads, statement.computation.statement.store):
+        for access in statement.accesses:
             if any(t.coefficient < 0 for index in access.index for t in index.terms):
                 return (
                     f"rejected: {statement.computation} walks {access.operand} backwards: reverse "

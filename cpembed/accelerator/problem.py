@@ -401,7 +401,7 @@ def _tied(statements: tuple[Statement, ...]) -> Iterator[tuple[_AxisKey, _AxisKe
     written: dict[str, tuple[int, tuple[IndexExpr, ...]]] = {}
     for number, statement in enumerate(statements):
         store = statement.computation.statement.store
-        for access in (*statement.computation.reads, store):
+        for access in statement.accesses:
             tensor = statement.computation.operand(access.operand).tensor
             if tensor not in written:
                 continue

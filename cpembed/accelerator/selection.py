@@ -151,15 +151,24 @@ def select(problem: SelectionProblem, work: float = 30.0) -> Selection | None:
         None if no selection fits, or if work ran out before one was found.
     """
     model = _Model(problem)
+    solved = _solved(model.model, work)
+    return None if solved is None else model.selection(*solved)
+
+
+def _solved(model: cp_model.CpModel, work: float) -> tuple[cp_model.CpSolver, bool] | None:
+    """Return the solver with the best solution within an amount of work; None without one.
+
+    The second value tells whether the solution is proven to be optimal.
+    """
     solver = cp_model.CpSolver()
     # Wall time would make a selection depend on the load of the processor, as several workers do.
     solver.parameters.max_deterministic_time = work
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    status = solver.solve(model.model)
+    status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    return model.selection(solver, is_proven=status == cp_model.OPTIMAL)
+    return solver, status == cp_model.OPTIMAL
 
 
 @dataclass(frozen=True)
@@ -327,7 +336,7 @@ class _Model:
                 for tensor, home in execution.reads.items():
                     self._use(self.stays[tensor, home], number, self.taken[number][k])
 
-    def selection(self, solver: cp_model.CpSolver, *, is_proven: bool) -> Selection:
+    def selection(self, solver: cp_model.CpSolver, is_proven: bool) -> Selection:
         """Return the selection of a solution."""
         problem = self.problem
         numbers = [
@@ -401,18 +410,12 @@ def _events(problem: SelectionProblem, selection: Selection) -> Iterator[tuple[S
         yield (tensor.name, tensor.final), len(selection.executions) - 1
 
 
-def with_rows_ahead(
-    problem: SelectionProblem, selection: Selection, work: float = 2.0
-) -> Selection:
-    """Return a selection with rows of which most are free while the operator before is executed.
+_WORK_AHEAD = 2.0
+"""Deterministic time of the solver after which the best rows so far are taken."""
 
-    Parameters
-    ----------
-    problem : SelectionProblem
-    selection : Selection
-    work : float, default 2
-        Deterministic time of the solver, after which the best rows so far are taken.
-    """
+
+def with_rows_ahead(problem: SelectionProblem, selection: Selection) -> Selection:
+    """Return a selection with rows of which most are free while the operator before is executed."""
     model = cp_model.CpModel()
     rectangles: dict[str, list[tuple[cp_model.IntervalVar, cp_model.IntervalVar]]] = {
         memory: [] for memory in problem.capacities
@@ -420,24 +423,25 @@ def with_rows_ahead(
     stays: dict[Stay, cp_model.IntVar] = {}
     working: dict[tuple[int, str], cp_model.IntVar] = {}
     ahead: list[cp_model.IntVar] = []
-    for (tensor, name), span in spans(problem, selection).items():
-        home = problem.tensors[tensor].homes[name]
-        row = stays[tensor, name] = model.new_int_var(
-            0, problem.capacities[home.memory] - home.rows, ""
-        )
-        model.add_hint(row, selection.rows[tensor, name])
+
+    def placed(
+        memory: str, rows: int, start: int, span: Span
+    ) -> tuple[cp_model.IntVar, cp_model.IntervalVar]:
+        """Add a rectangle of rows during a span; return its first row, and its rows."""
+        row = model.new_int_var(0, problem.capacities[memory] - rows, "")
+        model.add_hint(row, start)
         time = model.new_fixed_size_interval_var(span.first, span.last - span.first + 1, "")
-        line = model.new_fixed_size_interval_var(row, home.rows, "")
-        rectangles[home.memory].append((time, line))
+        line = model.new_fixed_size_interval_var(row, rows, "")
+        rectangles[memory].append((time, line))
+        return row, line
+
+    for stay, span in spans(problem, selection).items():
+        home = problem.tensors[stay[0]].homes[stay[1]]
+        stays[stay], _ = placed(home.memory, home.rows, selection.rows[stay], span)
     for number, execution in enumerate(selection.executions):
         for memory, start in selection.working[number].items():
-            rows = execution.working_rows[memory]
-            row = working[number, memory] = model.new_int_var(
-                0, problem.capacities[memory] - rows, ""
-            )
-            model.add_hint(row, start)
-            line = model.new_fixed_size_interval_var(row, rows, "")
-            rectangles[memory].append((model.new_fixed_size_interval_var(number, 1, ""), line))
+            rows, span = execution.working_rows[memory], Span(number, number)
+            working[number, memory], line = placed(memory, rows, start, span)
             if number:
                 is_ahead = model.new_bool_var("")
                 ahead.append(is_ahead)
@@ -446,12 +450,10 @@ def with_rows_ahead(
     for pairs in rectangles.values():
         model.add_no_overlap_2d([time for time, _ in pairs], [line for _, line in pairs])
     model.maximize(sum(ahead))
-    solver = cp_model.CpSolver()
-    solver.parameters.max_deterministic_time = work
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    solved = _solved(model, _WORK_AHEAD)
+    if solved is None:
         return selection
+    solver, _ = solved
     return replace(
         selection,
         rows={stay: solver.value(row) for stay, row in stays.items()},

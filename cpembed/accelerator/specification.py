@@ -7,7 +7,7 @@ several specifications, between which the planner decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cpembed.errors import InvariantError
 from cpembed.ir.computation import Computation, Operand
 from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.expression import Access
 from cpembed.ir.reference import reference
 
 Array = NDArray[Any]
@@ -40,6 +41,17 @@ class Statement:
     @property
     def output(self) -> Operand:
         return self.computation.output
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """Reads in their order, and the store."""
+        return (*self.computation.reads, self.computation.statement.store)
+
+    def accesses_of(self, tensor: str) -> Iterator[Access]:
+        """Yield the accesses of a tensor."""
+        for access in self.accesses:
+            if self.computation.operand(access.operand).tensor == tensor:
+                yield access
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,7 @@ def _temporary_indices(
     written = {s.statement.output.tensor for s in all_steps}
     for step in all_steps:
         computation = step.statement.computation
-        for access in (*computation.reads, computation.statement.store):
+        for access in step.statement.accesses:
             tensor = computation.operand(access.operand).tensor
             if tensor in written:
                 uses.setdefault(tensor, []).append(shared_index(step, access))

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +67,7 @@ class Candidate:
     place: int = -1
 
 
-@dataclass(frozen=True)
-class _Entries:
+class _Entries(NamedTuple):
     """Tilings that are kept of one order, an element of each array for each of them."""
 
     place: Array
@@ -81,13 +80,11 @@ class _Entries:
     @staticmethod
     def joined(parts: Sequence[_Entries]) -> _Entries:
         """Return the entries of several ones."""
-        names = ("place", "option", "cycles", "busy", "moved", "capacity")
-        return _Entries(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
+        return _Entries(*map(np.concatenate, zip(*parts, strict=True)))
 
     def at(self, places: Array) -> _Entries:
         """Return some of the entries."""
-        names = ("place", "option", "cycles", "busy", "moved", "capacity")
-        return _Entries(*(getattr(self, n)[places] for n in names))
+        return _Entries(*(array[places] for array in self))
 
 
 @dataclass
@@ -275,10 +272,8 @@ class _Model:
         """Return how the tiling at a place tiles the axes of a tensor."""
         axes: set[str] = set()
         for step in self.template.steps:
-            computation = step.statement.computation
-            for access in (*computation.reads, computation.statement.store):
-                if computation.operand(access.operand).tensor == tensor:
-                    axes.update(n for e in shared_index(step, access) for n in e.iterators)
+            for access in step.statement.accesses_of(tensor):
+                axes.update(n for e in shared_index(step, access) for n in e.iterators)
         choice, depth = self.choice(np.array([place])), self._depth(tensor)
         return {
             axis: list(self._splits(axis, depth))[int(choice[axis][0])]

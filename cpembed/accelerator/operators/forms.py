@@ -55,7 +55,6 @@ class OperatorForm:
 
     Attributes
     ----------
-    specification : Specification
     tensors : mapping of str to GraphTensor
         Tensor of the graph for each input and output of the specification.
     """

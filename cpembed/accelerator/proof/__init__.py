@@ -146,7 +146,7 @@ def require(program: Program, *, spoiled_margins: Collection[str] = ()) -> Progr
 
 
 def _proof(tensors: Tensors, isl_seconds: float) -> ProgramProof:
-    started, program, reason = time.perf_counter(), tensors.program, ""
+    started, reason = time.perf_counter(), ""
     if isl_seconds > 0:
         try:
             spoiled = within(isl_seconds, lambda: decide(tensors), is_processor_time=True)
@@ -158,7 +158,7 @@ def _proof(tensors: Tensors, isl_seconds: float) -> ProgramProof:
             check_time()
             reason = f"isl took more than {isl_seconds:g} s of the processor"
     try:
-        enumeration = Enumeration(program, tensors)
+        enumeration = Enumeration(tensors)
         enumeration.run()
     except UndecidedError as error:
         unproven = f"not proven: {reason}; " if reason else ""

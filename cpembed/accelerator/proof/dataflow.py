@@ -12,7 +12,7 @@ from functools import cached_property
 
 import islpy as isl
 
-from cpembed.accelerator.program import Address, Program
+from cpembed.accelerator.program import Address
 from cpembed.accelerator.proof.last_writes import last_writes, maps_of
 from cpembed.accelerator.proof.meanings import Meanings
 from cpembed.accelerator.proof.relations import (
@@ -23,6 +23,7 @@ from cpembed.accelerator.proof.relations import (
     layout,
     reads_in_place,
     union,
+    union_map,
 )
 from cpembed.accelerator.proof.result import UndecidedError
 from cpembed.accelerator.proof.selections import check_element, check_immediates
@@ -54,7 +55,7 @@ def decide(tensors: Tensors) -> list[str]:
     """
 
     def attempt() -> list[str]:
-        dataflow = Dataflow(tensors.program, tensors)
+        dataflow = Dataflow(tensors)
         dataflow.run()
         return dataflow.spoiled_margins
 
@@ -67,12 +68,12 @@ def decide(tensors: Tensors) -> list[str]:
 class Dataflow:
     """A program's touches and the dependences between them."""
 
-    def __init__(self, program: Program, tensors: Tensors) -> None:
-        self.program, self.tensors = program, tensors
-        self.machine = program.machine
+    def __init__(self, tensors: Tensors) -> None:
+        self.program, self.tensors = tensors.program, tensors
+        self.machine = tensors.program.machine
         if self.machine.synchronization is Synchronization.CHANNELS:
             raise UndecidedError("channels are decided on the trace")
-        self.issues = issue_relations(program, tensors)
+        self.issues = issue_relations(tensors)
         self._touch_by_space: dict[str, Touch] = {}
         self.spoiled_margins: list[str] = []
 
@@ -260,20 +261,17 @@ class Dataflow:
     def _check_flow(self, memory: str, touches: Sequence[Touch]) -> None:
         """Check that each read has a last write that claims the same element."""
         is_main = memory.startswith("tensor ")
-        sinks, sources = isl.UnionMap("{}"), isl.UnionMap("{}")
-        schedule = isl.UnionMap("{}")
-        for touch in touches:
+
+        def place(touch: Touch) -> isl.Map:
             # In a buffer each element has its place, and margins hold their fill.
-            place = touch.content if is_main else touch.place
-            if is_main:
-                place = place.intersect_domain(touch.inside)
-            place = place.set_tuple_name(isl.dim_type.out, "M")
-            if touch.is_write:
-                sources = sources.union(isl.UnionMap.from_map(place))
-            else:
-                sinks = sinks.union(isl.UnionMap.from_map(place))
-            schedule = schedule.union(isl.UnionMap.from_map(touch.schedule))
-        flow = last_writes(sinks, sources, schedule)
+            inside = touch.content.intersect_domain(touch.inside) if is_main else touch.place
+            return inside.set_tuple_name(isl.dim_type.out, "M")
+
+        flow = last_writes(
+            union_map(place(touch) for touch in touches if not touch.is_write),
+            union_map(place(touch) for touch in touches if touch.is_write),
+            union_map(touch.schedule for touch in touches),
+        )
         if not flow.unwritten.is_empty():
             raise UndecidedError(f"{memory} is read where nothing was written")
         for dependence in maps_of(flow.dependence):
@@ -415,21 +413,18 @@ class Dataflow:
     def _check_chains(self, issues: Sequence[IssueRelations]) -> None:
         """Check that partial results of each element form one chain, read at its end."""
         touches = [t for issue in issues for t in self._by_issue[issue.number]]
-        begins = isl.UnionMap("{}")
+        begins: list[isl.Map] = []
         for touch in touches:
-            role = touch.relations.step.role
-            if touch.is_write and role is Role.BEGIN:
-                content = touch.content.intersect_domain(touch.inside)
-                begins = begins.union(isl.UnionMap.from_map(content))
-            for instances in self._begins.get(touch.space, []):
-                content = touch.content.intersect_domain(instances.intersect(touch.inside))
-                begins = begins.union(isl.UnionMap.from_map(content))
-        if not begins.is_injective():
+            if touch.is_write and touch.relations.step.role is Role.BEGIN:
+                begins.append(touch.content.intersect_domain(touch.inside))
+            begins += (
+                touch.content.intersect_domain(instances.intersect(touch.inside))
+                for instances in self._begins.get(touch.space, [])
+            )
+        if not union_map(begins).is_injective():
             raise UndecidedError(f"{issues[0].facts.text}: an element of the sum begins twice")
         for touch in touches:
-            links = isl.UnionMap("{}")
-            for dependence in self._links.get(touch.space, []):
-                links = links.union(isl.UnionMap.from_map(dependence))
+            links = union_map(self._links.get(touch.space, []))
             if not links.is_single_valued():
                 raise UndecidedError(f"{touch.text}: two instructions go on from one partial sum")
             read = self._complete_reads.get(touch.space, [])

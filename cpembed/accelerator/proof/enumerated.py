@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.accelerator.program import ZERO, MainTensor, Program
+from cpembed.accelerator.program import ZERO, MainTensor
 from cpembed.accelerator.proof.chains import GENERATION, Chains
 from cpembed.accelerator.proof.execution import Execution
 from cpembed.accelerator.proof.instances import (
@@ -92,11 +92,11 @@ class OperandTrace:
 class Enumeration:
     """Execution of a program on tags."""
 
-    def __init__(self, program: Program, tensors: Tensors) -> None:
-        self.program, self.tensors = program, tensors
-        self.machine = program.machine
+    def __init__(self, tensors: Tensors) -> None:
+        self.program, self.tensors = tensors.program, tensors
+        self.machine = tensors.program.machine
         self.tags = Tags(tensors)
-        self.instances, self.which, self.iterations = trace_order(program, tensors)
+        self.instances, self.which, self.iterations = trace_order(tensors)
         self.clocks = (
             Clocks(self.machine)
             if self.machine.synchronization is Synchronization.CHANNELS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.accelerator.program import Loop, Node, Program, execution_count
+from cpembed.accelerator.program import Loop, Node, execution_count
 from cpembed.accelerator.proof.facts import IssueFacts
 from cpembed.accelerator.proof.result import ObligationError, UndecidedError
 from cpembed.accelerator.proof.tensors import Tensors
@@ -321,7 +321,7 @@ def dense_strides(place: OperandPlace, sizes: Mapping[str, int], position: int) 
     return math.prod(digit.size(sizes[digit.axis]) for digit in place.rows[position + 1 :])
 
 
-def trace_order(program: Program, tensors: Tensors) -> tuple[list[Instances], Integers, Integers]:
+def trace_order(tensors: Tensors) -> tuple[list[Instances], Integers, Integers]:
     """Return the executions of a program in the order of its text.
 
     Returns
@@ -329,6 +329,7 @@ def trace_order(program: Program, tensors: Tensors) -> tuple[list[Instances], In
     tuple of (list of Instances, ndarray, ndarray)
         The instructions of the text; for each execution, which of them it is and its iteration.
     """
+    program = tensors.program
     total = execution_count(program.body)
     if total > LARGEST_TRACE:
         raise UndecidedError(f"{program.name} executes {total:,} instructions")

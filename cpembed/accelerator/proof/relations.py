@@ -14,7 +14,7 @@ from functools import cached_property
 
 import islpy as isl
 
-from cpembed.accelerator.program import Loop, MainTensor, Node, Program
+from cpembed.accelerator.program import Loop, MainTensor, Node
 from cpembed.accelerator.proof.facts import IssueFacts
 from cpembed.accelerator.proof.instances import stride_sources
 from cpembed.accelerator.proof.result import ObligationError, UndecidedError
@@ -382,6 +382,14 @@ def union(sets: Sequence[isl.Set]) -> isl.Set:
     return result
 
 
+def union_map(maps: Iterable[isl.Map]) -> isl.UnionMap:
+    """Return the union of relations between any spaces."""
+    result = isl.UnionMap("{}")
+    for added in maps:
+        result = result.union(isl.UnionMap.from_map(added))
+    return result
+
+
 def layout(tensor: MainTensor) -> isl.Map:
     """Return the relation from indices of a tensor, margins included, to elements of its buffer."""
     names = [f"c{number}" for number in range(len(tensor.shape))]
@@ -403,7 +411,7 @@ def layout(tensor: MainTensor) -> isl.Map:
     return isl.Map(f"{{ C[{', '.join(names)}] -> M[{target}] : {condition} }}")
 
 
-def issue_relations(program: Program, tensors: Tensors) -> list[IssueRelations]:
+def issue_relations(tensors: Tensors) -> list[IssueRelations]:
     """Return the instructions of the text in their order."""
     positions: list[tuple[TextPosition, IssueFacts]] = []
 
@@ -416,7 +424,7 @@ def issue_relations(program: Program, tensors: Tensors) -> list[IssueRelations]:
                 facts.check()
                 positions.append((TextPosition((*outer, number), loops), facts))
 
-    collect(program.body, (), ())
+    collect(tensors.program.body, (), ())
     depth = max((len(position.loops) for position, _ in positions), default=0)
     return [
         IssueRelations(number, facts, position, depth)

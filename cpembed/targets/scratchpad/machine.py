@@ -14,12 +14,10 @@ from cpembed.hw.instruction import HardwareSpec, Instruction, StrideRule
 from cpembed.hw.machine import Hierarchy, Mesh, Overlapping
 from cpembed.hw.schema import spec_error
 from cpembed.ir.dtypes import per_byte, size_bytes
+from cpembed.targets.executor.program import ALIGNMENT
 
 VECTOR_BYTES = 16
 """Bytes of a vector of the mesh's registers: four elements of float32."""
-
-BASE_BYTES = 256
-"""Alignment of arrays in main memory in bytes."""
 
 Lanes = tuple[str, str, str]
 """Instruction axes of A and C, of B and C, of A and B; empty if there is none."""
@@ -278,11 +276,11 @@ def _check_transfers(spec: HardwareSpec, machine: Hierarchy) -> None:
                 "begin at any element; allowed: what divides an element",
             )
     for memory in machine.memories.values():
-        if memory.granule_bytes > BASE_BYTES or BASE_BYTES % memory.granule_bytes:
+        if ALIGNMENT % memory.granule_bytes:
             raise spec_error(
                 spec.path,
                 ("machines", machine.name, "memories", memory.name, "granule_bytes"),
-                f"{memory.granule_bytes} is not allowed; allowed: a divisor of {BASE_BYTES}, at "
+                f"{memory.granule_bytes} is not allowed; allowed: a divisor of {ALIGNMENT}, at "
                 "multiples of which operands begin",
             )
 

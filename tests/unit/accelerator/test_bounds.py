@@ -75,10 +75,10 @@ def timed(plan: OperatorPlan, generator: random.Random, most: int) -> Iterator[t
         for tiling in tilings:
             try:
                 lowering = Lowering(template, tiling)
-                program = lowering.program({})
+                program = lowering.program()
             except PlanningError:
                 continue
-            regions = lowering.buffers.regions({})
+            regions = lowering.buffers.regions()
             cost = program_cost(program, pipelined_cycles(program, regions))
             yield cost.cycles, cost.main_bytes
 

@@ -135,14 +135,14 @@ def test_no_tiling_is_below_its_bounds(seed: int, synchronization: str) -> None:
     while timed < 60 and (candidate := search.next()) is not None:
         lowering = Lowering(template, candidate.tiling)
         try:
-            program = lowering.program({})
+            program = lowering.program()
         except AddressingError as error:
             search.exclude(candidate, error.tensor)
             continue
         except PlanningError:
             continue
         timed += 1
-        cost = program_cost(program, pipelined_cycles(program, lowering.buffers.regions({})))
+        cost = program_cost(program, pipelined_cycles(program, lowering.buffers.regions()))
         assert cost.cycles >= least * (1 - 1e-9)
         assert cost.cycles >= candidate.busy_cycles * (1 - 1e-9)
         assert cost.main_bytes >= moved
