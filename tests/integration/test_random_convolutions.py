@@ -22,7 +22,7 @@ from cpembed.targets.cuda.build import CudaKernels, cuda_text
 from cpembed.targets.cuda.emulator.executor import COMPILER, Order
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.multistage.copies import factor_copies
-from cpembed.targets.cuda.multistage.reads import loaded
+from cpembed.targets.cuda.multistage.reads import count_reads
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.multistage.traffic import traffic
 from cpembed.targets.cuda.writer import Writer
@@ -115,7 +115,7 @@ def test_random_workloads_are_computed(seed: int) -> None:
     assert sum(counters.mma.values()) == counts.products
     assert counters.shared_load_wavefronts == counts.shared_load_wavefronts
     assert counters.shared_store_wavefronts == counts.shared_store_wavefronts
-    assert (counters.global_load_bytes, counters.global_load_sectors) == loaded(plan)
+    assert (counters.global_load_bytes, counters.global_load_sectors) == count_reads(plan)
 
 
 def test_most_random_factors_are_separable() -> None:

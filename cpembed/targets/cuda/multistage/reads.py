@@ -139,7 +139,7 @@ def _distinct(numbers: Numbers) -> int:
     return int(np.count_nonzero(numbers[:, 0] >= 0) + np.count_nonzero(changes))
 
 
-def loaded(plan: Plan) -> tuple[int, int]:
+def count_reads(plan: Plan) -> tuple[int, int]:
     """Count the bytes and the sectors of all copies of a product's kernel, access by access."""
     rows, columns, batch, splits = plan.blocks
     total = np.zeros(2, np.int64)

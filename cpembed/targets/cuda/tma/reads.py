@@ -23,7 +23,7 @@ SAMPLED_BLOCKS = 16
 """Maximum number of blocks of rows over which a mean of bytes is taken."""
 
 
-def loaded(plan: SpecializedPlan, items: Iterable[WorkItem] | None = None) -> tuple[int, int]:
+def count_reads(plan: SpecializedPlan, items: Iterable[WorkItem] | None = None) -> tuple[int, int]:
     """Count bytes and sectors that bulk copies of the kernel read; a multicast counts once.
 
     Parameters

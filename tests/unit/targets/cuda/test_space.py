@@ -13,7 +13,7 @@ from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import estimate, gpu
-from cpembed.targets.cuda.multistage.reads import SECTOR_BYTES, loaded
+from cpembed.targets.cuda.multistage.reads import SECTOR_BYTES, count_reads
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.multistage.traffic import traffic, work_of
 from cpembed.targets.cuda.target import CudaSpace, CudaTarget
@@ -95,7 +95,7 @@ def test_work_is_what_the_traffic_says(schedule: KernelSchedule) -> None:
     assert (work.blocks, work.warps, work.steps) == (found.blocks, found.warps, found.steps)
     moved = work.blocks * work.steps * work.fetch.bytes
     # Means are taken over some of the stages.
-    assert moved == pytest.approx(SECTOR_BYTES * loaded(plan)[1], rel=0.05)
+    assert moved == pytest.approx(SECTOR_BYTES * count_reads(plan)[1], rel=0.05)
     assert work.blocks * work.result.bytes == pytest.approx(found.stored_bytes)
     block = found.steps * (found.warps * found.stage.fragment_wavefronts + found.stage.copy_cycles)
     assert work.steps * (work.fetch.shared + work.compute.shared) == block

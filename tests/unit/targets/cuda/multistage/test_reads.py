@@ -16,7 +16,7 @@ from cpembed.targets.cuda.multistage.reads import (
     SAMPLED_BLOCKS,
     SAMPLED_STAGES,
     StagedTile,
-    loaded,
+    count_reads,
     mean_reads,
 )
 from cpembed.targets.cuda.multistage.schedule import Plan
@@ -73,7 +73,7 @@ def test_sectors_are_those_that_the_emulator_counts(name: str, seed: int) -> Non
     expected = gathered(plan) if isinstance(plan, SpecializedPlan) else None
     if expected is None:
         assert isinstance(plan, Plan)
-        expected = loaded(plan)
+        expected = count_reads(plan)
     assert (counters.global_load_bytes, counters.global_load_sectors) == expected
 
 

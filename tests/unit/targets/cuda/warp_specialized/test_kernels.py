@@ -18,7 +18,7 @@ from cpembed.ir.reference import random_inputs
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.emulator.executor import COMPILER, Order
-from cpembed.targets.cuda.tma.reads import loaded
+from cpembed.targets.cuda.tma.reads import count_reads
 from cpembed.targets.cuda.warp_specialized.build import cuda_text
 from cpembed.targets.cuda.warp_specialized.limits import check
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan, SpecializedSchedule
@@ -93,7 +93,7 @@ def check_counts(kernels: CudaKernels) -> None:
         if plan.by_threads
         else counters.global_load_bytes,
     )
-    assert loaded(plan) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
+    assert count_reads(plan) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
     sectors = counters.global_store_sectors + counters.bulk_store_sectors
     assert expected.stored_sectors <= sectors
     # Swizzles keep the operands of products apart.
@@ -185,7 +185,7 @@ def test_workers_have_shares_of_the_traffic() -> None:
         assert share.stored_bytes == counters.global_store_bytes
         assert share.matrix_wavefronts == counters.wgmma_wavefronts
         items = list(plan.order.items(worker))
-        assert loaded(plan, items) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
+        assert count_reads(plan, items) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
         total.update(asdict(share))
     # Each rounds its bytes up to sectors.
     del total["stored_sectors"]
