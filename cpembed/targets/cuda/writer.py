@@ -85,7 +85,6 @@ def thread_nest(
     Parameters
     ----------
     script : Script
-        Text of the kernel.
     name : str
         Name of the statements.
     numbers : mapping of str to tuple of str and int

@@ -107,7 +107,6 @@ def addresses(
     Parameters
     ----------
     product : TiledProduct
-        Product of the factor.
     number : int
         0 for the first factor, 1 for the second.
     operand : GlobalOperand
@@ -157,7 +156,6 @@ def mean_reads(product: TiledProduct, number: int, layout: int, tile: SharedTile
     Parameters
     ----------
     product : TiledProduct
-        Product of the factor.
     number, layout : int
         0 for the first factor, 1 for the second, and the number of its layout.
     tile : SharedTile

@@ -228,7 +228,6 @@ def staged_wavefronts(instruction: TensorCoreInstruction, staging: Staging, colu
     Parameters
     ----------
     instruction : TensorCoreInstruction
-        Instruction of the tiles.
     staging : Staging
         The warp's part of shared memory.
     columns : int
@@ -387,7 +386,6 @@ def auxiliary_work(plan: ProductPlan, splits: int, gpu: Gpu) -> tuple[KernelWork
     splits : int
         Number of parts of the reduction.
     gpu : Gpu
-        GPU that executes the kernels.
     """
     product, kernels = plan.product, list[KernelWork]()
     weights = product.program.workload.inputs[1].name
@@ -445,7 +443,6 @@ def element_work(
     transferred : int
         Bytes that all threads together read and write.
     gpu : Gpu
-        GPU that executes it.
     instructions : float
         Number of instructions of a thread.
     """
