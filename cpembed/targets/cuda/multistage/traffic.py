@@ -388,7 +388,8 @@ def auxiliary_work(plan: ProductPlan, splits: int, gpu: Gpu) -> tuple[KernelWork
     gpu : Gpu
     """
     product, kernels = plan.product, list[KernelWork]()
-    weights = product.program.workload.inputs[1].name
+    second = product.program.workload.inputs[1]
+    weights = None if second.varies else second.name
     for number in range(2):
         operand = plan.operand(number)
         if plan.packs(number) and operand.layout.name != weights:
