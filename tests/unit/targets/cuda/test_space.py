@@ -27,8 +27,11 @@ SPEC = hardware_spec("mma_f16")
 A100 = gpu(SPEC, "a100")
 
 
-def product(words: str, constraints: str = "fused") -> TiledProduct:
+def product(words: str, constraints: str = "fused", varies: bool = False) -> TiledProduct:
     given = workload(words, target=SPEC)
+    if varies:
+        first, second = given.inputs
+        given = replace(given, inputs=(first, replace(second, varies=True)))
     found = solve(given, SPEC, constraints=constraints, top=1).embeddings[0]
     return lower(found.candidate.program, SPEC)
 
@@ -113,6 +116,9 @@ def test_packing_counts_but_for_weights() -> None:
     assert work_of(Plan(last, plain), A100).auxiliary == ()
     split = replace(plain, splits=2)
     assert [w.name for w in work_of(Plan(last, split), A100).auxiliary] == ["reduction"]
+    varying = Plan(product("conv2d n=1 c=64 h=14 w=14 k=64 r=3 s=3 pad=1", varies=True), plain)
+    assert varying.packs(1)
+    assert [w.name for w in work_of(varying, A100).auxiliary] == ["packing", "packing"]
 
 
 def test_what_no_multiprocessor_holds_is_refused() -> None:
