@@ -17,6 +17,7 @@ from cpembed.accelerator.layouts import (
     RowLayout,
     StrideFit,
     fit_strides,
+    main_digits,
     main_element,
 )
 from cpembed.accelerator.program import Address, Content, MainTensor
@@ -153,7 +154,7 @@ def bind(
         if not shrinking.isdisjoint(e.iterators)
     )
     if isinstance(place, InMain):
-        digits, lane_digits = _main_digits(place.tensor), None
+        digits, lane_digits = main_digits(place.tensor), None
         local = [e + b for e, b in zip(index, place.tensor.before, strict=True)]
     else:
         digits, lane_digits = place.layout.rows, place.layout.lanes
@@ -190,22 +191,6 @@ def bind(
             return None
         address = Address(row, lane=lane, strides=fit.arguments)
     return Binding(address, content, fit.registers)
-
-
-def _main_digits(tensor: MainTensor) -> tuple[LayoutDigit, ...]:
-    """Return the digits of a tensor's elements in main memory, its margins before them included."""
-    digits: list[LayoutDigit] = []
-    visited = set[int]()
-    for dimension, stride in zip(tensor.order, tensor.strides, strict=True):
-        block = tensor.blocks.get(dimension)
-        if block is None:
-            digits.append(LayoutDigit(dimension, stride))
-        elif dimension in visited:
-            digits.append(LayoutDigit(dimension, stride, 1, block))
-        else:
-            digits.append(LayoutDigit(dimension, stride, block))
-        visited.add(dimension)
-    return tuple(digits)
 
 
 def _relevant(

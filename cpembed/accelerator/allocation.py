@@ -68,14 +68,7 @@ def _lifetime(template: Template, spec: BufferSpec) -> Lifetime:
 
 
 def overwritten(template: Template, lived: Mapping[Key, Lifetime]) -> dict[Key, Key]:
-    """Return for buffers the one whose rows they may be written over, element by element.
-
-    Parameters
-    ----------
-    template : Template
-    lived : mapping of Key to Lifetime
-        Lifetimes of all buffers.
-    """
+    """Return for buffers the one whose rows they may be written over, element by element."""
     homes = {spec.key for spec in template.buffers if spec.is_home}
     pairs: dict[Key, Key] = {}
     for step in template.steps:

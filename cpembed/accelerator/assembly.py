@@ -25,7 +25,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from cpembed.accelerator.assembly_reader import read_program
+from cpembed.accelerator.assembly_reader import parse
 from cpembed.accelerator.program import (
     Address,
     Issue,
@@ -46,14 +46,6 @@ def text(program: Program) -> str:
     lines.append("")
     lines += _body(program, program.body, 0)
     return "\n".join(lines) + "\n"
-
-
-def parse(source: str, machine: InstructionSet) -> Program:
-    """Read a program, which has no specification.
-
-    Raises :class:`~cpembed.errors.ProgramError` with line and column, the problem and the remedy.
-    """
-    return read_program(source, machine)
 
 
 def issue_text(issue: Issue, program: Program) -> str:

@@ -157,8 +157,8 @@ class _Line:
         return float(text)
 
 
-def read_program(source: str, machine: InstructionSet, name: str = "program") -> Program:
-    """Read a program (:func:`cpembed.accelerator.assembly.parse`).
+def parse(source: str, machine: InstructionSet, name: str = "program") -> Program:
+    """Read a program, which has no specification.
 
     Parameters
     ----------
@@ -359,9 +359,7 @@ class _ProgramReader:
 
     def _check_loops(self, line: _Line, issue: Issue, column: int) -> None:
         loops = {block.name for block in self._blocks[1:]}
-        expressions = [e for a in issue.operands.values() for e in (a.base, a.lane)]
-        expressions += [e for size in issue.sizes.values() for e in size] + list(issue.guards)
-        for expression in expressions:
+        for expression in issue.expressions:
             for name in expression.iterators:
                 if name not in loops:
                     line.fail(f"{name} is no loop around this instruction", column)

@@ -9,10 +9,11 @@ from typing import Any
 
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.copy_cost import Lengths, copy_costs, copy_cycles
+from cpembed.accelerator.cost import busiest_cycles
 from cpembed.accelerator.moves import moves
 from cpembed.accelerator.template import Template, element_bits
 from cpembed.accelerator.tiling_cost import reduced_cycles
-from cpembed.hw.isa import InstructionSet, Synchronization
+from cpembed.hw.isa import InstructionSet
 
 
 def bounds(template: Template) -> tuple[float, float]:
@@ -36,9 +37,7 @@ def bounds(template: Template) -> tuple[float, float]:
                 unit, cycles = _copied_once(template, buffer, is_store)
                 units[unit] = units.get(unit, 0.0) + cycles
     moved = max(moved, _product_bytes(template))
-    busiest = max(units.values())
-    if template.machine.synchronization is Synchronization.IN_ORDER:
-        busiest = sum(units.values())
+    busiest = busiest_cycles(units, template.machine)
     return max(busiest, moved / template.machine.main.bytes_per_cycle), moved
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cpembed.accelerator.moves import MoveChain, MoveKind, move_chains
-from cpembed.accelerator.operand_rows import lane_blocks, row_distances
+from cpembed.accelerator.operand_rows import OperandRows
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step
 from cpembed.hw.isa import InstructionSet, MemoryKind
 from cpembed.ir.expression import Access
@@ -298,15 +298,7 @@ class _Builder:
             # Without a move that transposes, elements are copied one by one.
             kinds = (MoveKind.TRANSPOSE, MoveKind.COPY)
         for kind in kinds:
-            chains = move_chains(
-                self.machine,
-                source,
-                target,
-                kind,
-                source_dtype=spec.dtype,
-                target_dtype=spec.dtype,
-                accepts=lambda move: move.is_plain,
-            )
+            chains = move_chains(self.machine, source, target, spec.dtype, kind)
             if chains:
                 return chains
         raise PlanningError(
@@ -339,15 +331,9 @@ class _Builder:
         if is_turned or is_straight or neighbours is None:
             return spec.lanes
         move = chain.moves[place - 1]
-        extents = move.instruction.extents
-        output = move.instruction.outputs[0]
-        index = move.instruction.computation.access(output).index
-        described = move.instruction.places[output]
-        sizes = {
-            name: 1 + e.bounds(extents)[1]
-            for name, e in zip(described.dimensions, index, strict=True)
-        }
-        return ((neighbours, math.prod(d.size(sizes[d.axis]) for d in described.lanes)),)
+        return (
+            (neighbours, math.prod(move.instruction.lane_radices(move.instruction.outputs[0]))),
+        )
 
 
 def _producer_memory(step: Step, tensor: str) -> str:
@@ -364,13 +350,13 @@ def _requirements(
     lanes: Lanes | None = None
     row_steps: dict[int, int] = {}
     for number, operand in users:
-        step = all_steps[number]
-        use_lanes = lane_blocks(step, operand)
+        rows = OperandRows(all_steps[number], operand)
+        use_lanes = rows.lane_blocks()
         if lanes is None:
             lanes = use_lanes
         elif lanes != use_lanes:
             lanes = _merged(lanes, use_lanes, tensor)
-        for dimension, distance in row_distances(step, operand):
+        for dimension, distance in rows.row_distances():
             if row_steps.setdefault(dimension, distance) != distance:
                 raise PlanningError(
                     f"rejected: two statements read {tensor} with different steps along dimension "

@@ -10,7 +10,7 @@ from cpembed.accelerator.addressing import Binding, InMain, InRows, Place
 from cpembed.accelerator.allocation import Need, lifetimes, overwritten, placed
 from cpembed.accelerator.boxes import Box, TileLoop, box_of, loop_extents
 from cpembed.accelerator.buffer_specs import BufferSpec
-from cpembed.accelerator.executions import bind_operand, granule_loops, tile_loops
+from cpembed.accelerator.executions import Executions, granule_loops, tile_loops
 from cpembed.accelerator.layouts import RowLayout, row_layouts
 from cpembed.accelerator.problem import AddressingError, CapacityError, PlanningError, Step
 from cpembed.accelerator.template import Template
@@ -110,14 +110,14 @@ class Buffers:
 
     def bind(self, step: Step, operand: str, place: Place) -> Binding | None:
         """Bind an operand in the executions of a statement; None if it cannot reach the place."""
+        executions = Executions(self.template, step, self._step_loops(step))
         if isinstance(place, InMain):
-            return bind_operand(self.template, step, operand, place, self._step_loops(step))
+            return executions.bind(operand, place)
         # The first row of a buffer moves the address alone.
         fixed = replace(place, base=IndexExpr())
         key = step.number, operand, fixed
         if key not in self.bindings:
-            loops = self._step_loops(step)
-            self.bindings[key] = bind_operand(self.template, step, operand, fixed, loops)
+            self.bindings[key] = executions.bind(operand, fixed)
         binding = self.bindings[key]
         return None if binding is None else binding.moved(place.base)
 

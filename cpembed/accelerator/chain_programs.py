@@ -157,19 +157,19 @@ def joined(
         regions += of_part
         first += len(part.plan.problem.specification.statements)
     main |= layouts
-    roles = _roles(specification)
-    main = {n: replace(t, name=n, role=roles.get(n, "temporary")) for n, t in main.items()}
-    names = {n: f"{roles.get(n, 'temporary')}{k}" for k, n in enumerate(specification.operands)}
+    roles, names = specification.roles, specification.canonical_names()
+    specification = specification.renamed(names)
     program = Program(
         name,
         machine,
-        {names[n]: replace(t, name=names[n]) for n, t in main.items()},
+        {
+            names[n]: replace(t, name=names[n], role=roles.get(n, "temporary"))
+            for n, t in main.items()
+        },
         tuple(_Naming(names, {}).node(node, 0) for node in body),
-        _renamed_specification(specification, names),
+        specification,
     )
-    form_tensors = {names[n]: t for n, t in tensors.items() if n in names}
-    assert program.specification is not None
-    form = OperatorForm(program.specification, form_tensors)
+    form = OperatorForm(specification, {names[n]: t for n, t in tensors.items() if n in names})
     return form, program, program_cost(program, pipelined_cycles(program, regions))
 
 
@@ -190,23 +190,4 @@ def _specification(parts: Sequence[Part], name: str, needed: Collection[str]) ->
         tuple(n for n in written if n in needed),
         constants,
         "; ".join(dict.fromkeys(filter(None, deviations))),
-    )
-
-
-def _roles(specification: Specification) -> dict[str, str]:
-    roles = dict.fromkeys(specification.inputs, "input")
-    roles |= dict.fromkeys(specification.constants, "constant")
-    return roles | dict.fromkeys(specification.outputs, "output")
-
-
-def _renamed_specification(specification: Specification, names: Mapping[str, str]) -> Specification:
-    statements = tuple(
-        replace(s, computation=s.computation.with_names(names)) for s in specification.statements
-    )
-    return replace(
-        specification,
-        statements=statements,
-        inputs=tuple(names[n] for n in specification.inputs),
-        outputs=tuple(names[n] for n in specification.outputs),
-        constants={names[n]: array for n, array in specification.constants.items()},
     )

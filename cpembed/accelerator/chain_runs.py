@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
+from cpembed.accelerator.graph_layouts import GraphLayout
 from cpembed.accelerator.network_steps import (
     HostStep,
     LayoutStep,
@@ -12,11 +13,7 @@ from cpembed.accelerator.network_steps import (
     Step,
     ViewStep,
 )
-from cpembed.accelerator.operators.forms import GraphTensor
 from cpembed.accelerator.program import MainTensor
-
-View = tuple[GraphTensor, MainTensor]
-"""Tensor of the graph as a specification has it, in its layout in main memory."""
 
 
 @dataclass
@@ -25,17 +22,16 @@ class Run:
 
     Attributes
     ----------
-    written : dict of str to View
+    written : dict of str to GraphLayout
         Tensors that programs write, by their names in the graph.
     origins : dict of str to str
         Tensor that programs write of which each view has the elements.
     """
 
-    has_bytes_of: Callable[[View, View], bool]
     programs: list[ProgramStep] = field(default_factory=list[ProgramStep])
     before: list[Step] = field(default_factory=list[Step])
     after: list[Step] = field(default_factory=list[Step])
-    written: dict[str, View] = field(default_factory=dict[str, View])
+    written: dict[str, GraphLayout] = field(default_factory=dict[str, GraphLayout])
     origins: dict[str, str] = field(default_factory=dict[str, str])
 
     def takes(self, step: Step) -> bool:
@@ -75,46 +71,37 @@ class Run:
         if step.host:
             return False
         specification, tensors = step.form.specification, step.form.tensors
-        read: dict[str, View] = {}
+        read: dict[str, GraphLayout] = {}
         for name in specification.inputs:
             tensor = tensors[name]
             origin = self.origin(tensor.name)
             if origin not in self.written:
                 continue
-            view = tensor, nameless(step.layout(name, is_read=True))
+            view = GraphLayout(tensor, step.layout(name, is_read=True).anonymous)
             # Rows hold a tensor in one shape for each operator.
             if read.setdefault(origin, view) != view:
                 return False
-            if not self._continues(self.written[origin], view):
+            if not _continues(self.written[origin], view):
                 return False
         for name in specification.outputs:
-            layout = nameless(step.layout(name, is_read=False))
-            self.written[tensors[name].name] = tensors[name], layout
+            layout = step.layout(name, is_read=False).anonymous
+            self.written[tensors[name].name] = GraphLayout(tensors[name], layout)
         self.programs.append(step)
         return True
 
-    def _continues(self, written: View, read: View) -> bool:
-        """Return True if a program may read a tensor as another one wrote it."""
-        if written == read:
-            return True
-        # Beyond the end of a dimension, other shapes have other elements.
-        are_plain = all(_is_plain(layout) for _, layout in (written, read))
-        return are_plain and self.has_bytes_of(written, read)
+
+def _continues(written: GraphLayout, read: GraphLayout) -> bool:
+    """Return True if a program may read a tensor as another one wrote it."""
+    if written == read:
+        return True
+    # Beyond the end of a dimension, other shapes have other elements.
+    are_plain = _is_plain(written.layout) and _is_plain(read.layout)
+    return are_plain and written.has_bytes_of(read)
 
 
 def _is_plain(layout: MainTensor) -> bool:
     """Return True if a tensor lies in main memory row-major, without margins."""
     return layout == MainTensor.dense(layout.name, layout.shape, layout.dtype, layout.role)
-
-
-def has_order_of(first: View, second: View) -> bool:
-    """Return True if two views of one tensor have its elements in the same order."""
-    return first[0].name == second[0].name and first[0].permutation == second[0].permutation
-
-
-def nameless(layout: MainTensor) -> MainTensor:
-    """Return a layout without the name and the role that a program gives the tensor."""
-    return replace(layout, name="", role="")
 
 
 def view_origins(steps: Sequence[Step]) -> dict[str, str]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.accelerator.addressing import InRows
 from cpembed.accelerator.chain_programs import Part, in_shape, joined
-from cpembed.accelerator.chain_runs import Run, View, has_order_of, nameless, view_origins
+from cpembed.accelerator.chain_runs import Run, view_origins
 from cpembed.accelerator.cost import program_cost
+from cpembed.accelerator.graph_layouts import GraphLayout
 from cpembed.accelerator.homes import (
     CandidateHome,
     TensorUse,
@@ -35,7 +36,7 @@ from cpembed.accelerator.network_steps import (
     Resident,
     Step,
 )
-from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm
+from cpembed.accelerator.operators.forms import GraphTensor
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, problem_variants
 from cpembed.accelerator.program import MainTensor, Node, Program
 from cpembed.accelerator.reshaped import coarse_shape
@@ -72,24 +73,11 @@ class ChainPlanner:
     outputs : sequence of str
         Results of the network.
     machine : InstructionSet
-    signature : callable
-        What the plans of a form depend on: plans of forms with equal ones are equal.
-    has_bytes_of : callable, optional
-        Tells whether two views of the same elements, without margins, have them in the same order;
-        by default, if they are views of one tensor with the same permutation.
     """
 
-    def __init__(
-        self,
-        outputs: Sequence[str],
-        machine: InstructionSet,
-        signature: Callable[[OperatorForm], Hashable],
-        has_bytes_of: Callable[[View, View], bool] = has_order_of,
-    ) -> None:
-        self.has_bytes_of = has_bytes_of
+    def __init__(self, outputs: Sequence[str], machine: InstructionSet) -> None:
         self.outputs = outputs
         self.machine = machine
-        self.signature = signature
         self.variants: dict[Hashable, tuple[int, tuple[OperatorPlan, ...]]] = {}
         self.homes: dict[Hashable, CandidateHome | None] = {}
 
@@ -100,12 +88,12 @@ class ChainPlanner:
             # Signals count the rounds of one program; buffers in banks begin at their first row.
             return list(steps)
         chained: list[Step] = []
-        run = Run(self.has_bytes_of)
+        run = Run()
         for step in steps:
             if run.takes(step):
                 continue
             chained += self._planned(run, steps)
-            run = Run(self.has_bytes_of)
+            run = Run()
             if not run.takes(step):
                 chained.append(step)
         return [*chained, *self._planned(run, steps)]
@@ -213,7 +201,7 @@ class RunPlanner:
     # The run
 
     def _operators(self) -> Iterator[_Operator]:
-        views: dict[str, View] = {}
+        views: dict[str, GraphLayout] = {}
         for number, step in enumerate(self.programs):
             for place, (plan, program) in enumerate(zip(step.plans, step.programs, strict=True)):
                 names: dict[str, str] = {}
@@ -224,7 +212,7 @@ class RunPlanner:
                         continue
                     tensor = step.form.tensors[name]
                     layout = program.tensors.get(name) or step.layout(name, is_read=True)
-                    view = tensor, nameless(layout)
+                    view = GraphLayout(tensor, layout.anonymous)
                     key = self.run.origin(tensor.name)
                     if key not in self.run.written:
                         # The same tensor in two shapes or layouts has two names.
@@ -264,7 +252,7 @@ class RunPlanner:
             for n in (writer, *readers)
         }
         parts = tuple((n - writer, self._kind(n), use.name) for n, use in uses.items())
-        kind: Hashable = parts, repr(nameless(layout))
+        kind: Hashable = parts, repr(layout.anonymous)
         if kind not in self.planner.homes:
             self.planner.homes[kind] = candidate_home(
                 uses.pop(writer), {n - writer: use for n, use in uses.items()}, layout
@@ -282,7 +270,7 @@ class RunPlanner:
         """Return what the plans of an operator of the run depend on."""
         operator = self.operators[number]
         form = self.programs[operator.step].form
-        return self.planner.signature(form), operator.number, repr(operator.plan.problem.layouts)
+        return form.signature, operator.number, repr(operator.plan.problem.layouts)
 
     def _needed(self, group: Sequence[ProgramStep]) -> set[str]:
         """Return the graph's tensors that steps outside of a group read, themselves or as views."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cpembed.accelerator.problem import PlanningError
-from cpembed.accelerator.program import Issue, Loop, Node, units_of
+from cpembed.accelerator.program import Issue, Loop, Node, issues_of, units_of
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -90,11 +90,8 @@ def _touched(nodes: Sequence[Node], machine: InstructionSet, unit: str, directio
     """Return the memories of rows that a unit reads or writes."""
     names = {memory.name for memory in machine.row_memories()}
     touched = set[str]()
-    for node in nodes:
-        if isinstance(node, Loop):
-            touched |= _touched(node.body, machine, unit, direction)
-            continue
-        instruction = machine.instructions[node.instruction]
+    for _, issue in issues_of(nodes):
+        instruction = machine.instructions[issue.instruction]
         if instruction.unit == unit:
             operands = instruction.inputs if direction == "read" else instruction.outputs
             touched.update(instruction.places[o].memory for o in operands)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cpembed.accelerator.matching import Match, Matching
 from cpembed.accelerator.moves import MoveKind, move_chains
-from cpembed.accelerator.operand_rows import lane_blocks, row_distances
+from cpembed.accelerator.operand_rows import OperandRows
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step
 from cpembed.accelerator.specification import Specification
 from cpembed.hw.isa import InstructionSet, MemoryKind
@@ -109,10 +109,10 @@ class Combinations:
 
     def _has_rows(self, match: Match) -> bool:
         """True if the rows of an instruction's operands have the windows of a match."""
-        step = _single_step(match)
+        step = Step.of_match(match.statement, match)
         try:
             for operand in self._in_rows(match):
-                list(row_distances(step, operand))
+                list(OperandRows(step, operand).row_distances())
         except PlanningError:
             return False
         return True
@@ -126,13 +126,13 @@ class Combinations:
 
     def _choice(self, match: Match) -> Iterator[_Choice]:
         """Yield a match as a choice, unless it contradicts itself."""
-        step = _single_step(match)
+        step = Step.of_match(match.statement, match)
         lanes: dict[_Place, tuple[int, ...]] = {}
         cost = match.cycles
         for operand in self._in_rows(match):
             memory = match.instruction.places[operand].memory
             try:
-                dimensions = tuple(d for d, _ in lane_blocks(step, operand))
+                dimensions = tuple(d for d, _ in OperandRows(step, operand).lane_blocks())
             except PlanningError:
                 if all(len(digits) < 2 for digits in match.axes.values()):
                     return
@@ -158,21 +158,8 @@ class Combinations:
             return 0.0
         place, main = step.instruction.places[operand], self.machine.main.name
         ends = (main, place.memory) if is_input else (place.memory, main)
-        chains = move_chains(
-            self.machine,
-            *ends,
-            MoveKind.TRANSPOSE,
-            source_dtype=place.dtype,
-            target_dtype=place.dtype,
-            accepts=lambda move: move.is_plain,
-        )
+        chains = move_chains(self.machine, *ends, place.dtype, MoveKind.TRANSPOSE)
         return math.prod(shape) * (chains[0].cycles_per_element if chains else 1.0)
-
-
-def _single_step(match: Match) -> Step:
-    """Return the statement of a match as a step of its own."""
-    axes = {axis.name: axis.name for axis in match.statement.computation.axes}
-    return Step(0, match.statement, match, match.instruction, axes)
 
 
 def _cheapest(choices: Sequence[Sequence[_Choice]]) -> Iterator[tuple[Match, ...]]:

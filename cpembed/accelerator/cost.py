@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from cpembed.ir.dtypes import bits
 from cpembed.ir.index import IndexExpr
 
 Array = NDArray[Any]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,34 @@ class ProgramCost:
     cycles: float
 
 
+def summed(mappings: Iterable[Mapping[Key, float]]) -> dict[Key, Any]:
+    """Return the sums of mappings key by key."""
+    total: dict[Key, Any] = {}
+    for mapping in mappings:
+        for key, value in mapping.items():
+            total[key] = total.get(key, 0) + value
+    return total
+
+
+def moved_entries(moved: Mapping[tuple[str, Any], float]) -> list[dict[str, Any]]:
+    """Return the bytes of each memory and direction as entries of a document."""
+    return [
+        {"memory": memory, "direction": direction, "bytes": size}
+        for (memory, direction), size in moved.items()
+    ]
+
+
+def main_traffic(moved: Mapping[tuple[str, str], Any], machine: InstructionSet) -> Any:
+    """Return the bytes to and from main memory among those of all memories."""
+    return sum(moved.get((machine.main.name, direction), 0) for direction in ("read", "written"))
+
+
+def busiest_cycles(units: Mapping[str, float], machine: InstructionSet) -> float:
+    """Return the cycles of the busiest unit; of all where they wait for each other."""
+    is_serial = machine.synchronization is Synchronization.IN_ORDER
+    return sum(units.values()) if is_serial else max(units.values(), default=0.0)
+
+
 @dataclass(frozen=True)
 class IssueCost:
     """Counts of one instruction of the text over all iterations of its loops."""
@@ -64,19 +93,22 @@ def issue_cost(issue: Issue, loops: Sequence[Loop], machine: InstructionSet) -> 
     machine : InstructionSet
     """
     instruction = machine.instructions[issue.instruction]
-    expressions = [*issue.guards, *(e for size in issue.sizes.values() for e in size)]
-    varying = {name for e in expressions for name in e.iterators}
+    varying = issue.varying
     repeats = math.prod(loop.extent for loop in loops if loop.name not in varying)
     inner = [loop for loop in loops if loop.name in varying]
-    executed, sizes = executed_sizes(issue, inner, machine)
-    sizes = {a: np.broadcast_to(s, executed.shape)[executed] for a, s in sizes.items()}
-    count = int(np.count_nonzero(executed))
-    moved = {
-        key: round(repeats * _total(elements, count))
-        for key, elements in moved_bytes(instruction, machine, sizes).items()
+    executed, all_sizes = executed_sizes(issue, inner, machine)
+    sizes: dict[str, Any] = {
+        a: np.broadcast_to(size, executed.shape)[executed] for a, size in all_sizes.items()
     }
-    occupied = _total(_occupied(instruction, machine, sizes), count)
-    return IssueCost(repeats * count, repeats * occupied, moved)
+    count = int(np.count_nonzero(executed))
+    moved = moved_bytes(instruction, machine, sizes)
+    path = main_traffic(moved, machine) / machine.main.bytes_per_cycle
+    occupied = np.maximum(instruction.occupied_cycles(sizes), path)
+    return IssueCost(
+        repeats * count,
+        repeats * _total(occupied, count),
+        {key: round(repeats * _total(elements, count)) for key, elements in moved.items()},
+    )
 
 
 def executed_sizes(
@@ -158,17 +190,6 @@ def moved_bytes(
     return moved
 
 
-def _occupied(
-    instruction: IsaInstruction, machine: InstructionSet, sizes: Mapping[str, Any]
-) -> Any:
-    """Return the cycles that an execution occupies its unit, with its bytes of main memory."""
-    cycles: Any = instruction.occupied_cycles(sizes)
-    moved = moved_bytes(instruction, machine, sizes)
-    main = machine.main
-    through = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
-    return np.maximum(cycles, through / main.bytes_per_cycle)
-
-
 def program_cost(program: Program, least: float = 0.0) -> ProgramCost:
     """Count a program's executions, bytes and cycles.
 
@@ -189,12 +210,9 @@ def program_cost(program: Program, least: float = 0.0) -> ProgramCost:
         units[instruction.unit] += cost.cycles
         for key, size in cost.moved.items():
             moved[key] = moved.get(key, 0) + size
-    main = machine.main
-    main_bytes = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
-    busiest = max(units.values())
-    if machine.synchronization is Synchronization.IN_ORDER:
-        busiest = sum(units.values())
-    cycles = max(busiest, main_bytes / main.bytes_per_cycle, least)
+    main_bytes = main_traffic(moved, machine)
+    path = main_bytes / machine.main.bytes_per_cycle
+    cycles = max(busiest_cycles(units, machine), path, least)
     return ProgramCost(executions, moved, units, main_bytes, cycles)
 
 

@@ -48,12 +48,6 @@ _MOST_STEPS = 2000
 def covered(statement: Statement, machine: InstructionSet) -> Rewriting | None:
     """Return statements that instructions compute and that stand for one of several operations.
 
-    Parameters
-    ----------
-    statement : Statement
-        A statement without a reduction.
-    machine : InstructionSet
-
     Returns
     -------
     Rewriting or None

@@ -69,12 +69,6 @@ class Division:
         """Return the division in which the host computes what it is estimated to be faster at.
 
         Of several programs, those stay that take fewer cycles than the host; one stays anyway.
-
-        Parameters
-        ----------
-        specification : Specification
-        machine : InstructionSet
-            Machine whose ``[host]`` says how fast the host is.
         """
         planned = sum(len(plan.problem.matches) for plan in self.plans)
         if planned != len(specification.statements):
@@ -98,14 +92,7 @@ class Division:
     def host_parts(
         self, specification: Specification, machine: InstructionSet
     ) -> tuple[HostPart, ...]:
-        """Return what the host computes of a specification with these statements.
-
-        Parameters
-        ----------
-        specification : Specification
-        machine : InstructionSet
-            Machine whose ``[host]`` says how fast the host is.
-        """
+        """Return what the host computes of a specification with these statements."""
         parts: list[HostPart] = []
         first = 0
         ends = [*self.firsts, len(specification.statements)]

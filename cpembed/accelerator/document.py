@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cpembed.accelerator.cost import moved_entries, summed
 from cpembed.accelerator.energy import EnergyTable, energy_table
 from cpembed.accelerator.lowering import OperatorPlan
 from cpembed.accelerator.matching import Match
@@ -68,9 +69,9 @@ def network_document(
         },
     }
     table = energy_table(machine)
-    levels = _sum(step_energy(step, table) for step in network.programs)
+    levels = summed(step_energy(step, table) for step in network.programs)
     if run is not None:
-        levels = _sum(each.energy for step in run.steps for each in step.runs)
+        levels = summed(each.energy for step in run.steps for each in step.runs)
     document["totals"] |= {
         "energy_pj": math.fsum(levels.values()),
         "energy_by_level_pj": levels,
@@ -87,23 +88,8 @@ def network_document(
 
 
 def step_energy(step: ProgramStep, table: EnergyTable) -> dict[str, float]:
-    """Return the estimated picojoules by level of an operator's programs.
-
-    Parameters
-    ----------
-    step : ProgramStep
-    table : EnergyTable
-        Energies of the machine.
-    """
-    return _sum(table.by_level(cost.executions, cost.moved) for cost in step.costs)
-
-
-def _sum(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for mapping in mappings:
-        for name, value in mapping.items():
-            total[name] = total.get(name, 0.0) + value
-    return total
+    """Return the estimated picojoules by level of an operator's programs."""
+    return summed(table.by_level(cost.executions, cost.moved) for cost in step.costs)
 
 
 def _step(
@@ -183,10 +169,7 @@ def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
         entry |= {
             "cycles": outcome.cycles,
             "unit_cycles": outcome.total("unit_cycles"),
-            "bytes": [
-                {"memory": memory, "direction": direction, "bytes": count}
-                for (memory, direction), count in outcome.total("moved").items()
-            ],
+            "bytes": moved_entries(outcome.total("moved")),
             "executions": outcome.total("executions"),
             "energy_pj": outcome.energy_pj,
             "verified": outcome.is_right,

@@ -10,10 +10,10 @@ from cpembed.accelerator.buffer_specs import shared_index
 from cpembed.accelerator.buffers import Buffer
 from cpembed.accelerator.channels import with_signals
 from cpembed.accelerator.copies import Copies
-from cpembed.accelerator.executions import execution_sizes, granule_loops, points
+from cpembed.accelerator.executions import Executions, granule_loops
 from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import AddressingError, PlanningError, Step
-from cpembed.accelerator.program import Issue, Loop, Meaning, Node, Program
+from cpembed.accelerator.program import Issue, Loop, Meaning, Node, Program, issues_of
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.store_order import (
     LateStore,
@@ -26,7 +26,7 @@ from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.transfers import BoundIssue, Names
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
-from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
+from cpembed.ir.index import IndexExpr, IndexTerm, flat_index, row_major_strides
 
 
 class Lowering(Copies):
@@ -55,11 +55,12 @@ class Lowering(Copies):
         conditions: tuple[IndexExpr, ...] = (),
     ) -> Issue:
         """Return the instruction that computes a statement in an iteration of loops."""
+        executions = Executions(self.template, step, loops)
         bindings: dict[str, Binding] = {}
         for operand, described in step.instruction.places.items():
             tensor = step.tensor(operand)
             if not described.dimensions:
-                bindings[operand] = self._scalar(step, operand, tensor, loops)
+                bindings[operand] = self._scalar(executions, operand, tensor)
                 continue
             if self.template.machine.memories[described.memory].kind is MemoryKind.MAIN:
                 binding = self._bind_main(step, operand, tensor)
@@ -82,10 +83,10 @@ class Lowering(Copies):
         return BoundIssue(
             instruction.name,
             {name: b.address for name, b in bindings.items()},
-            execution_sizes(self.template, step, loops),
+            executions.sizes(),
             tuple(dict.fromkeys(checks)),
             contents={n: b.content for n, b in bindings.items() if b.content is not None},
-            meaning=Meaning(step.number, points(step, loops)),
+            meaning=Meaning(step.number, executions.points),
             note=str(step.statement.computation),
             registers=tuple(r for b in bindings.values() for r in b.registers),
         )
@@ -121,8 +122,9 @@ class Lowering(Copies):
                     spec.tensor,
                 )
 
-    def _scalar(self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]) -> Binding:
+    def _scalar(self, executions: Executions, operand: str, tensor: str) -> Binding:
         """Bind a register or an immediate to a number, or to one of a table by the loops."""
+        step = executions.step
         place = step.instruction.places[operand]
         if operand in step.match.values:
             return bind_scalar(place, "", step.match.values[operand])
@@ -138,12 +140,9 @@ class Lowering(Copies):
         if constant.size == 1:
             zeros = (IndexExpr(),) * len(shape)
             return bind_scalar(place, tensor, constant.reshape(-1)[0].item(), zeros)
-        values = points(step, loops)
-        index = tuple(e.substitute(values) for e in step.access(operand).index)
-        flat = IndexExpr()
-        for position, stride in zip(index, row_major_strides(shape), strict=True):
-            flat += position.times(stride)
-        extents = loop_extents(loops)
+        index = executions.index(operand)
+        flat = flat_index(index, row_major_strides(shape))
+        extents = loop_extents(executions.loops)
         if not set(flat.iterators) <= set(extents):
             raise PlanningError(
                 f"rejected: {operand} of {step.instruction.name} is one number, and {tensor} has "
@@ -278,8 +277,7 @@ class Lowering(Copies):
             for b in self.buffers.table.values()
             if b.depth and not b.spec.is_home
         ]
-        program = Program("", machine, {}, tuple(body))
-        for loops, issue in program.issues():
+        for loops, issue in issues_of(body):
             if any(guard.terms for guard in issue.guards) and issue.meaning is None:
                 raise PlanningError(
                     "rejected: the last tiles have fewer transfers than others, between which "

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.accelerator.assembly_reader import LARGEST_TEXT, read_program
+from cpembed.accelerator.assembly_reader import LARGEST_TEXT, parse
 from cpembed.accelerator.executor import LARGEST_MEMORY, Run, execute
 from cpembed.accelerator.program import Array, MainTensor, Program
 from cpembed.errors import ProgramError, WorkloadError
@@ -87,7 +87,7 @@ def read_assembly(path: Path, machine: InstructionSet) -> Program:
         source = read_regular(path, LARGEST_TEXT).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ProgramError(f"{path}: not a text in UTF-8: give the assembly") from None
-    return read_program(source, machine, str(path))
+    return parse(source, machine, str(path))
 
 
 def emulate(
@@ -126,10 +126,8 @@ def emulate(
     """
     files = dict(inputs or {})
     for name in files:
-        if name not in program.tensors or program.tensors[name].role not in ("input", "constant"):
-            names = " ".join(
-                n for n, t in program.tensors.items() if t.role in ("input", "constant")
-            )
+        if name not in program.tensors or not program.tensors[name].is_loaded:
+            names = " ".join(n for n, t in program.tensors.items() if t.is_loaded)
             raise ProgramError(
                 f"{program.name}: {name} is no input or constant: use {names or 'none'}"
             )
@@ -137,7 +135,7 @@ def emulate(
     generator = np.random.default_rng(seed)
     arrays: dict[str, Array] = {}
     for name, tensor in program.tensors.items():
-        if tensor.role in ("input", "constant"):
+        if tensor.is_loaded:
             random = random_array(tensor.dtype, tensor.shape, generator)
             arrays[name] = _from_file(files[name], tensor) if name in files else random
     buffers = {name: program.tensors[name].buffer(array) for name, array in arrays.items()}

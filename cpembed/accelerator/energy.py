@@ -47,15 +47,7 @@ class EnergyTable:
     def by_level(
         self, executions: Mapping[str, int], moved: Mapping[tuple[str, Any], float]
     ) -> dict[str, float]:
-        """Return the picojoules of executions and of each memory.
-
-        Parameters
-        ----------
-        executions : mapping of str to int
-            Number of executions of each instruction.
-        moved : mapping of (str, str) to float
-            Bytes of each memory by direction.
-        """
+        """Return the picojoules of executions and of each memory."""
         levels = {
             INSTRUCTIONS: math.fsum(
                 self.execution_pj[name] * count for name, count in executions.items()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from cpembed.accelerator.addressing import Binding, Place, bind
 from cpembed.accelerator.boxes import TileLoop, loop_extents, position, sizes, tile_size
@@ -57,106 +59,87 @@ def granule_loops(
     )
 
 
-def points(step: Step, loops: Sequence[TileLoop]) -> dict[str, IndexExpr]:
-    """Return the value of each axis of a statement, over loops and the instruction's axes."""
-    traversed: dict[str, list[IndexTerm]] = {}
-    for axis in step.match.axes:
-        digits = step.digits(axis)
-        inner = math.prod(d.count for d in digits)
-        for place, d in enumerate(digits):
-            inner //= d.count
-            modulus = d.count if place else None
-            traversed.setdefault(d.axis, []).append(IndexTerm(axis, d.stride, inner, modulus))
-    return {
-        a.name: position(loops, step.axes[a.name]) + IndexExpr.sum(traversed.get(a.name, []))
-        for a in step.statement.computation.axes
-    }
+@dataclass(frozen=True)
+class Executions:
+    """Executions of a statement's instruction in the iterations of the loops around it."""
 
+    template: Template
+    step: Step
+    loops: Sequence[TileLoop]
 
-def axis_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -> dict[str, int]:
-    """Return the largest size of each axis of a statement's instruction.
+    @cached_property
+    def points(self) -> dict[str, IndexExpr]:
+        """Value of each axis of the statement, over the loops and the instruction's axes."""
+        step = self.step
+        terms: dict[str, list[IndexTerm]] = {}
+        for axis in step.match.axes:
+            digits = step.digits(axis)
+            inner = math.prod(d.count for d in digits)
+            for place, d in enumerate(digits):
+                inner //= d.count
+                modulus = d.count if place else None
+                terms.setdefault(d.axis, []).append(IndexTerm(axis, d.stride, inner, modulus))
+        return {
+            a.name: position(self.loops, step.axes[a.name]) + IndexExpr.sum(terms.get(a.name, []))
+            for a in step.statement.computation.axes
+        }
 
-    Parameters
-    ----------
-    template : Template
-    step : Step
-        The statement.
-    loops : sequence of TileLoop
-        The loops around the instruction.
-    """
-    largest: dict[str, int] = {}
-    for axis in step.instruction.axes:
-        digits = step.digits(axis.name)
-        count = math.prod(d.count for d in digits) if digits else axis.minimum
-        if axis.is_fixed:
-            count = axis.maximum
-        elif len(digits) == 1 and axis.takes_any_size:
-            shared = step.axes[digits[0].axis]
-            count = min(count, tile_size(loops, shared, template.extent(step, shared)))
-        largest[axis.name] = count
-    return largest
+    def index(self, operand: str) -> tuple[IndexExpr, ...]:
+        """Return the index of the element of its tensor that an operand has at each point."""
+        return tuple(e.substitute(self.points) for e in self.step.access(operand).index)
 
+    def bind(self, operand: str, place: Place) -> Binding | None:
+        """Bind an operand to a place of its tensor; None if it cannot reach it."""
+        step = self.step
+        shrinking = frozenset(
+            axis.name
+            for axis in step.instruction.size_arguments
+            for d in step.digits(axis.name)
+            if len(self._sizes_along(step.axes[d.axis])) > 1
+        )
+        return bind(
+            step.instruction,
+            operand,
+            self.index(operand),
+            place,
+            step.tensor(operand),
+            self._largest_sizes(),
+            loop_extents(self.loops),
+            shrinking,
+        )
 
-def bind_operand(
-    template: Template, step: Step, operand: str, place: Place, loops: Sequence[TileLoop]
-) -> Binding | None:
-    """Bind an operand of a statement's instruction; None if it cannot reach the place.
+    def sizes(self) -> dict[str, Size]:
+        """Return the size of each axis that is an argument, in an iteration of the loops."""
+        step = self.step
+        arguments: dict[str, Size] = {}
+        for axis in step.instruction.size_arguments:
+            digits = step.digits(axis.name)
+            if len(digits) != 1 or not axis.takes_any_size:
+                count = math.prod(d.count for d in digits) if digits else axis.minimum
+                arguments[axis.name] = (IndexExpr((), count),)
+                continue
+            (single,) = digits
+            bounds = self._sizes_along(step.axes[single.axis])
+            if bounds[0].constant > single.count:
+                bounds = (IndexExpr((), single.count), *bounds[1:])
+            arguments[axis.name] = bounds
+        return arguments
 
-    Parameters
-    ----------
-    template : Template
-    step : Step
-        The statement.
-    operand : str
-        Operand of its instruction.
-    place : InMain or InRows
-        Where its tensor lies.
-    loops : sequence of TileLoop
-        The loops around the instruction.
-    """
-    values = points(step, loops)
-    index = [e.substitute(values) for e in step.access(operand).index]
-    largest = axis_sizes(template, step, loops)
-    shrinking = frozenset(
-        axis.name
-        for axis in step.instruction.size_arguments
-        for d in step.digits(axis.name)
-        if len(sizes(loops, step.axes[d.axis], template.extent(step, step.axes[d.axis]))) > 1
-    )
-    return bind(
-        step.instruction,
-        operand,
-        index,
-        place,
-        step.tensor(operand),
-        largest,
-        loop_extents(loops),
-        shrinking,
-    )
+    def _sizes_along(self, axis: str) -> Size:
+        """Return the number of values of a shared axis in an iteration of the loops."""
+        return sizes(self.loops, axis, self.template.extent(self.step, axis))
 
-
-def execution_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -> dict[str, Size]:
-    """Return the size of each axis that is an argument, in an iteration of loops.
-
-    Parameters
-    ----------
-    template : Template
-    step : Step
-        The statement.
-    loops : sequence of TileLoop
-        The loops around the instruction.
-    """
-    arguments: dict[str, Size] = {}
-    for axis in step.instruction.size_arguments:
-        digits = step.digits(axis.name)
-        if len(digits) != 1 or not axis.takes_any_size:
+    def _largest_sizes(self) -> dict[str, int]:
+        """Return the largest size of each axis of the instruction."""
+        largest: dict[str, int] = {}
+        for axis in self.step.instruction.axes:
+            digits = self.step.digits(axis.name)
             count = math.prod(d.count for d in digits) if digits else axis.minimum
-            arguments[axis.name] = (IndexExpr((), count),)
-            continue
-        (single,) = digits
-        shared = step.axes[single.axis]
-        bounds = sizes(loops, shared, template.extent(step, shared))
-        if bounds[0].constant > single.count:
-            bounds = (IndexExpr((), single.count), *bounds[1:])
-        arguments[axis.name] = bounds
-    return arguments
+            if axis.is_fixed:
+                count = axis.maximum
+            elif len(digits) == 1 and axis.takes_any_size:
+                shared = self.step.axes[digits[0].axis]
+                extent = self.template.extent(self.step, shared)
+                count = min(count, tile_size(self.loops, shared, extent))
+            largest[axis.name] = count
+        return largest

@@ -20,6 +20,7 @@ no faster memory makes a program slower.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cpembed.accelerator.cost import moved_entries, summed
 from cpembed.accelerator.energy import energy_table
 from cpembed.accelerator.faults import fault_text
 from cpembed.accelerator.machine_text import machine_text
@@ -37,7 +39,7 @@ from cpembed.accelerator.runtime_setup import Outcome, RuntimeSetup, TensorBuffe
 from cpembed.accelerator.trace import Trace, unroll
 from cpembed.errors import ExecutionFault, ProgramError
 from cpembed.hw.isa import InstructionSet, Synchronization
-from cpembed.ir.dtypes import numpy_dtype, size_bytes
+from cpembed.ir.dtypes import is_integer, numpy_dtype, size_bytes
 from cpembed.steps import PhaseProgress, silent
 from cpembed.targets.executor.program import TextCompiler
 
@@ -111,16 +113,70 @@ class Run:
             "cycles": self.cycles,
             "unit_cycles": dict(self.unit_cycles),
             "memory_cycles": dict(self.memory_cycles),
-            "moved_bytes": [
-                {"memory": memory, "direction": direction, "bytes": count}
-                for (memory, direction), count in self.moved.items()
-            ],
+            "moved_bytes": moved_entries(self.moved),
             "executions": dict(self.executions),
             "energy_pj": {**self.energy, "total": self.energy_pj},
             "saturations": self.saturations,
             "wraps": self.wraps,
             "warnings": list(self.warnings),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramRuns:
+    """Runs of programs one after the other, and how far their results are from the expected ones.
+
+    Attributes
+    ----------
+    error, tolerance : float
+        Largest difference, and the one that rounding explains; 0 for integers that are right.
+    """
+
+    runs: tuple[Run, ...]
+    error: float
+    tolerance: float
+
+    @property
+    def is_right(self) -> bool:
+        """True if the results are the expected ones."""
+        return self.error <= self.tolerance
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of all programs, one after the other."""
+        return math.fsum(run.cycles for run in self.runs)
+
+    @property
+    def energy_pj(self) -> float:
+        """Picojoules of all programs."""
+        return math.fsum(run.energy_pj for run in self.runs)
+
+    def total(self, counts: str) -> dict[Any, float]:
+        """Return the sums over all programs of a mapping that each :class:`Run` has."""
+        return summed(getattr(run, counts) for run in self.runs)
+
+
+_RELATIVE = 2e-5
+"""Largest difference of floats, relative to the largest magnitude, since programs add in another
+order than numpy."""
+
+
+def largest_difference(actual: Array, expected: Array) -> float:
+    """Return the largest difference; infinite if one is NaN where the other is not."""
+    first, second = (a.reshape(-1).astype(np.float64) for a in (actual, expected))
+    equal = (first == second) | (np.isnan(first) & np.isnan(second))
+    if equal.all():
+        return 0.0
+    difference = np.abs(first[~equal] - second[~equal])
+    return math.inf if np.isnan(difference).any() else float(difference.max())
+
+
+def rounding_tolerance(expected: Array) -> float:
+    """Return the difference from expected results that rounding explains."""
+    if is_integer(str(expected.dtype)) or not expected.size:
+        return 0.0
+    finite = expected[np.isfinite(expected.astype(np.float64))].astype(np.float64)
+    return _RELATIVE * float(np.abs(finite).max(initial=0.0))
 
 
 def execute(
@@ -217,7 +273,7 @@ def _buffers(program: Program, buffers: Mapping[str, Array]) -> list[TensorBuffe
     result: list[TensorBuffer] = []
     for name, tensor in program.tensors.items():
         dtype = numpy_dtype(tensor.dtype)
-        if tensor.role in ("input", "constant"):
+        if tensor.is_loaded:
             if name not in buffers:
                 raise ProgramError(f"{program.name}: no buffer of {tensor.role} {name}: pass one")
             array = np.ascontiguousarray(buffers[name]).reshape(-1)

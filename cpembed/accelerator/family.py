@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from cpembed.accelerator.cost import summed
 from cpembed.accelerator.energy import energy_table
 from cpembed.accelerator.lowering import OperatorPlan
 from cpembed.accelerator.network import plan_network
@@ -335,16 +336,9 @@ def _programs(
 ) -> LayerPrograms:
     """Return the sums over the programs of a layer."""
     plans = tuple(plans)
-    executions: dict[str, int] = {}
-    moved: dict[tuple[str, str], float] = {}
-    units: dict[str, float] = {}
-    for plan in plans:
-        for name, count in plan.cost.executions.items():
-            executions[name] = executions.get(name, 0) + count
-        for key, size in plan.cost.moved.items():
-            moved[key] = moved.get(key, 0.0) + size
-        for unit, cycles in plan.cost.unit_cycles.items():
-            units[unit] = units.get(unit, 0.0) + cycles
+    executions = summed(plan.cost.executions for plan in plans)
+    moved = {key: float(n) for key, n in summed(plan.cost.moved for plan in plans).items()}
+    units = summed(plan.cost.unit_cycles for plan in plans)
     main = machine.main.name
     return LayerPrograms(
         mapping="; ".join(line for plan in plans for line in plan.problem.instruction_lines),

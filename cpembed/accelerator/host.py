@@ -40,14 +40,7 @@ def host_us(
 
 
 def statement_us(statement: Statement, machine: InstructionSet) -> float | None:
-    """Return the estimated microseconds of a statement on the host.
-
-    Parameters
-    ----------
-    statement : Statement
-    machine : InstructionSet
-        Machine whose ``[host]`` describes the host.
-    """
+    """Return the estimated microseconds of a statement on the host."""
     computation = statement.computation
     elements = sum(math.prod(operand.shape) for operand in computation.operands)
     reduces = computation.statement.reduction is not None

@@ -11,7 +11,7 @@ from cpembed.errors import LoweringError
 from cpembed.ir.computation import Operand
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.expression import Access
-from cpembed.ir.index import IndexExpr
+from cpembed.ir.index import IndexExpr, flat_index, row_major_strides
 
 NUMBERS = """\
 static inline int64_t clamped(int64_t value, int64_t low, int64_t high) {
@@ -53,12 +53,6 @@ def specification_function(specification: Specification, name: str) -> str:
     """Return a function that computes statements on row-major tensors.
 
     Its parameters are pointers to the tensors of :attr:`Specification.operands`, in their order.
-
-    Parameters
-    ----------
-    specification : Specification
-    name : str
-        Name of the function.
 
     Raises
     ------
@@ -153,11 +147,9 @@ def _over_loops(index: IndexExpr) -> IndexExpr:
 
 
 def _element(operand: Operand, access: Access, tensors: Mapping[str, str]) -> str:
-    total, stride = IndexExpr(), 1
-    for index, size in zip(reversed(access.index), reversed(operand.shape), strict=True):
-        total += _over_loops(index).times(stride)
-        stride *= size
-    return f"{tensors[operand.tensor]}[{index_c(total)}]"
+    index = [_over_loops(e) for e in reversed(access.index)]
+    flat = flat_index(index, row_major_strides(operand.shape)[::-1])
+    return f"{tensors[operand.tensor]}[{index_c(flat)}]"
 
 
 def _read(operand: Operand, access: Access, tensors: Mapping[str, str]) -> str:

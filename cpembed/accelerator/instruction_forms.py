@@ -90,14 +90,7 @@ class InstructionForm:
 
 @lru_cache(maxsize=4096)
 def instruction_forms(machine: InstructionSet, name: str) -> tuple[InstructionForm, ...]:
-    """Return the forms of an instruction that has one statement, the unchanged one first.
-
-    Parameters
-    ----------
-    machine : InstructionSet
-    name : str
-        Name of the instruction.
-    """
+    """Return the forms of an instruction that has one statement, the unchanged one first."""
     return tuple(_forms(machine, machine.instructions[name]))
 
 

@@ -144,17 +144,24 @@ def main_element(
     extents : mapping of str to int
         Extent of each iterator of the index.
     """
-    total, visited = IndexExpr(), set[int]()
+    padded = [e + before for e, before in zip(index, tensor.before, strict=True)]
+    return _weighted(main_digits(tensor), padded, extents)
+
+
+def main_digits(tensor: MainTensor) -> tuple[LayoutDigit, ...]:
+    """Return the digits of a tensor's elements in main memory, its margins before them included."""
+    digits: list[LayoutDigit] = []
+    visited = set[int]()
     for dimension, stride in zip(tensor.order, tensor.strides, strict=True):
-        position = index[dimension] + tensor.before[dimension]
         block = tensor.blocks.get(dimension)
-        if block is not None and dimension not in visited:
-            position = digit(position, block, None, extents)
-        elif block is not None:
-            position = digit(position, 1, block, extents)
+        if block is None:
+            digits.append(LayoutDigit(dimension, stride))
+        elif dimension in visited:
+            digits.append(LayoutDigit(dimension, stride, 1, block))
+        else:
+            digits.append(LayoutDigit(dimension, stride, block))
         visited.add(dimension)
-        total += position.times(stride)
-    return total
+    return tuple(digits)
 
 
 @dataclass(frozen=True)

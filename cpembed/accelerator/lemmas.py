@@ -42,12 +42,6 @@ Lemma = Callable[[Statement, Mapping[str, Array]], Rewriting | None]
 def rewritten(specification: Specification, lemma: Lemma) -> Specification | None:
     """Return a specification with a lemma applied to every statement that it takes.
 
-    Parameters
-    ----------
-    specification : Specification
-    lemma : callable
-        Gets a statement and the specification's constants.
-
     Returns
     -------
     Specification or None
@@ -80,12 +74,6 @@ def sum_with_ones(statement: Statement, name: str) -> Rewriting | None:
 
     ``O[i] += X[f(i,k)]`` is ``O[i] += X[f(i,k)] * 1[k]``: each addend is multiplied by 1, which
     leaves it as it is in every type. ``k`` is the longest axis of the sum.
-
-    Parameters
-    ----------
-    statement : Statement
-    name : str
-        Name of the constant of ones.
     """
     computation = statement.computation
     value = computation.statement.value

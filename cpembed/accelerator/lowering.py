@@ -62,13 +62,7 @@ class OperatorPlan:
         return sum(rows * memories[name].row_bytes for name, rows in self.rows.items())
 
     def is_better(self, best: OperatorPlan | None) -> bool:
-        """True if it has less of the objective than the best plan, or as much and fewer cycles.
-
-        Parameters
-        ----------
-        best : OperatorPlan or None
-            Best plan so far; None if there is none yet.
-        """
+        """True if it has less of the objective than the best plan, or as much and fewer cycles."""
         return best is None or self._amounts() < best._amounts()
 
     def _amounts(self) -> tuple[float, float]:
@@ -83,10 +77,7 @@ class OperatorPlan:
     def placed(self, base_rows: Mapping[str, int]) -> tuple[Program, list[tuple[str, int]]]:
         """Return the program, and memory and first row of each copy of each of its buffers.
 
-        Parameters
-        ----------
-        base_rows : mapping of str to int
-            First row of the buffers in each memory; 0 where it is missing.
+        Buffers begin in a memory at its base row, 0 where there is none.
         """
         lowering = Lowering(exact_template(self.problem, self.machine), self.tiling)
         return lowering.program(base_rows), lowering.buffers.regions(base_rows)
@@ -147,12 +138,6 @@ def _is_short_of_rows(plan: OperatorPlan) -> bool:
 
 def template_plans(template: Template, count: int = 3) -> tuple[OperatorPlan, ...]:
     """Return plans of a template, the fastest first, each of which needs fewer rows than the last.
-
-    Parameters
-    ----------
-    template : Template
-    count : int, default 3
-        Maximum number of plans.
 
     Raises
     ------

@@ -77,12 +77,6 @@ def without_warnings(definitions: str) -> str:
 def program_function(program: Program, name: str) -> str:
     """Return a program as a static function, with a pointer for each of its tensors.
 
-    Parameters
-    ----------
-    program : Program
-    name : str
-        Name of the function.
-
     Raises
     ------
     LoweringError
@@ -194,8 +188,7 @@ class _Text:
 
     def _parameters(self, loops: list[str]) -> str:
         tensors = [
-            f"{'const ' if tensor.role in ('input', 'constant') else ''}"
-            f"{c_type(tensor.dtype)} *{name}"
+            f"{'const ' if tensor.is_loaded else ''}{c_type(tensor.dtype)} *{name}"
             for name, tensor in self._program.tensors.items()
         ]
         return ", ".join([*tensors, *(f"ptrdiff_t {loop}" for loop in loops)]) or "void"

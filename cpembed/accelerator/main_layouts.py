@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cpembed.accelerator.buffer_specs import shared_index
-from cpembed.accelerator.operand_rows import walked_steps
+from cpembed.accelerator.operand_rows import OperandRows
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, problem_variants
 from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.template import Template, exact_template, is_possible
@@ -37,13 +37,7 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
         after[dimension] = max(after[dimension], end - shape[dimension])
     lanes = next((b.lanes for b in template.buffers if b.tensor == tensor), ())
     last = _contiguous(template, tensor)
-    role = "temporary"
-    if tensor in specification.constants:
-        role = "constant"
-    elif tensor in specification.inputs:
-        role = "input"
-    elif tensor in specification.outputs:
-        role = "output"
+    role = specification.roles.get(tensor, "temporary")
     lane_dimensions = tuple(d for d, _ in lanes)
     outer_dimensions = tuple(d for d in range(len(shape)) if d not in lane_dimensions)
     plain = MainTensor(
@@ -58,16 +52,8 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
     if template.problem.keeps_order and role != "constant":
         return [replace(plain, order=tuple(range(len(shape))))]
     blocks = dict(lanes)
-    blocked = MainTensor(
-        tensor,
-        shape,
-        operand.dtype,
-        (*lane_dimensions, *outer_dimensions, *lane_dimensions),
-        tuple(before),
-        tuple(after),
-        blocks,
-        role=role,
-    )
+    order = (*lane_dimensions, *outer_dimensions, *lane_dimensions)
+    blocked = replace(plain, order=order, blocks=blocks)
     if not blocks:
         order = tuple(range(len(shape)))
         orders = [order]
@@ -89,14 +75,7 @@ def has_own_order(layout: MainTensor) -> bool:
 
 
 def may_reorder(problem: OperatorProblem, machine: InstructionSet) -> bool:
-    """Return True if instructions may address tensors in another order better than in their own.
-
-    Parameters
-    ----------
-    problem : OperatorProblem
-        Problem that leaves the order open.
-    machine : InstructionSet
-    """
+    """Return True if instructions may address tensors in another order better than in their own."""
     has_fixed = _has_fixed_strides(machine)
     specification = problem.specification
     outside = (*specification.inputs, *specification.outputs)
@@ -140,7 +119,7 @@ def _contiguous(template: Template, tensor: str) -> dict[int, int]:
         for position, (name, e) in enumerate(zip(place.dimensions, index, strict=True)):
             is_last = position == len(index) - 1
             if place.strides.get(name, 1 if is_last else "any") == 1 and e.single_iterator:
-                for dimension, _, count in walked_steps(step, e.single_iterator, operand):
+                for dimension, _, count in OperandRows(step, operand).walks(e.single_iterator):
                     counts.setdefault(dimension, count)
     return counts
 

@@ -159,12 +159,6 @@ def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
 
     Of several choices of sizes for the same axes, that with the fewest executions is returned.
 
-    Parameters
-    ----------
-    statement : Statement
-        A computation of one statement.
-    machine : InstructionSet
-
     Returns
     -------
     Matching
@@ -291,13 +285,7 @@ class _Attempt:
 
 @lru_cache(maxsize=4096)
 def written_forms(computation: Computation) -> tuple[Computation, ...]:
-    """Return the normal forms of a statement that instructions may be written in.
-
-    Parameters
-    ----------
-    computation : Computation
-        A computation of one statement.
-    """
+    """Return the normal forms of a statement that instructions may be written in."""
     forms = (normal_computation(computation, clamps) for clamps in Clamps)
     return tuple(dict.fromkeys((*forms, computation)))
 

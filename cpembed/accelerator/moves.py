@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -19,7 +19,7 @@ from cpembed.accelerator.instruction_forms import InstructionForm, instruction_f
 from cpembed.hw.isa import InstructionSet, IsaInstruction, OperandPlace
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import holds
-from cpembed.ir.expression import Access, Cast
+from cpembed.ir.expression import Access, copied_read
 
 _MOST_CHAINS = 8
 """Maximum number of chains that are returned."""
@@ -117,10 +117,8 @@ def moves(machine: InstructionSet) -> tuple[Move, ...]:
 def _moves_of(form: InstructionForm) -> Iterator[Move]:
     computation = form.computation
     statement = computation.statement
-    access = statement.value
-    while isinstance(access, Cast):
-        access = access.arg
-    if statement.reduction is not None or not isinstance(access, Access):
+    access = copied_read(statement.value)
+    if statement.reduction is not None or access is None:
         return
     if not form.instruction.axes or access.operand in form.scalars:
         return
@@ -181,63 +179,55 @@ def move_chains(
     machine: InstructionSet,
     source: str,
     target: str,
+    dtype: str,
     kind: MoveKind = MoveKind.COPY,
-    *,
-    source_dtype: str,
-    target_dtype: str = "",
-    accepts: Callable[[Move], bool] = lambda move: True,
 ) -> tuple[MoveChain, ...]:
-    """Return the cheapest chains of moves from a memory to a memory.
+    """Return the cheapest chains of plain moves from a memory to a memory.
 
     Parameters
     ----------
     machine : InstructionSet
     source, target : str
         Names of the memories. If they are the same, a chain has a move at least.
+    dtype : str
+        Element type in all of them.
     kind : MoveKind
         What the chain does with the order of the elements: all moves copy but for one, of this
         kind.
-    source_dtype : str
-        Element type in the first memory.
-    target_dtype : str, optional
-        Element type in the last memory; by default any.
-    accepts : callable, optional
-        Test of a move by itself; by default all are accepted.
 
     Returns
     -------
     tuple of MoveChain
-        At most eight chains, the fewest cycles for each element first; no memory is visited twice
-        in one element type. Empty where no chain exists.
+        At most eight chains, the fewest cycles for each element first; no memory is visited twice.
+        Empty where no chain exists.
     """
-    edges: dict[tuple[str, str], list[Move]] = {}
-    for move in filter(accepts, moves(machine)):
-        edges.setdefault((move.source, move.source_dtype), []).append(move)
+    edges: dict[str, list[Move]] = {}
+    for move in moves(machine):
+        if move.is_plain and move.source_dtype == dtype:
+            edges.setdefault(move.source, []).append(move)
     # Paths in the order of their costs: with positive costs, the first ones are the cheapest.
     order = itertools.count()
     queue: list[tuple[float, int, tuple[Move, ...]]] = []
     chains: list[MoveChain] = []
 
-    def extend(cost: float, path: tuple[Move, ...], place: tuple[str, str]) -> None:
-        visited = {(m.source, m.source_dtype) for m in path}
+    def extend(cost: float, path: tuple[Move, ...], place: str) -> None:
+        visited = {m.source for m in path}
         has_kind = any(m.kind is not MoveKind.COPY for m in path)
         for move in edges.get(place, ()):
             if move.kind is not MoveKind.COPY and (has_kind or move.kind is not kind):
                 continue
-            reached = move.target, move.target_dtype
-            returns = reached in visited or reached == place
+            returns = move.target in visited or move.target == place
             if returns and move.target != target:
                 continue
             added = cost + move.cycles_per_element
             heapq.heappush(queue, (added, next(order), (*path, move)))
 
-    extend(0.0, (), (source, source_dtype))
+    extend(0.0, (), source)
     while queue and len(chains) < _MOST_CHAINS:
         cost, _, path = heapq.heappop(queue)
-        last = path[-1]
-        fits = last.target == target and target_dtype in ("", last.target_dtype)
-        if fits and (kind is MoveKind.COPY or any(m.kind is kind for m in path)):
+        end = path[-1].target
+        if end == target and (kind is MoveKind.COPY or any(m.kind is kind for m in path)):
             chains.append(MoveChain(path))
         elif len(path) < _LONGEST_CHAIN:
-            extend(cost, path, (last.target, last.target_dtype))
+            extend(cost, path, end)
     return tuple(chains)

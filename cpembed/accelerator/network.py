@@ -12,26 +12,20 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
-from numpy.typing import NDArray
 
 from cpembed.accelerator.chains import ChainPlanner
 from cpembed.accelerator.division import Division, divided
 from cpembed.accelerator.form_choice import (
     FormChooser,
-    LayoutKey,
     Outcome,
     PlannedForm,
-    View,
     disagreement,
     keep_better,
-    layout_key,
     temporary_layouts,
 )
+from cpembed.accelerator.graph_layouts import GraphLayout, LayoutKey
 from cpembed.accelerator.host import copy_cycles, copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plan
 from cpembed.accelerator.main_layouts import has_own_order
@@ -47,11 +41,7 @@ from cpembed.accelerator.network_steps import (
 )
 from cpembed.accelerator.operator_search import OperatorSearch, segment
 from cpembed.accelerator.operators import is_view, specifications
-from cpembed.accelerator.operators.forms import (
-    GraphTensor,
-    NoForm,
-    OperatorForm,
-)
+from cpembed.accelerator.operators.forms import NoForm, OperatorForm
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.specification import Statement
@@ -93,12 +83,12 @@ class _Planner:
         self.progress = progress
         self.forms: dict[str, list[PlannedForm]] = {}
         self.reordered: dict[str, list[PlannedForm]] = {}
-        self.plans: dict[str, PlannedForm] = {}
+        self.plans: Mapping[str, PlannedForm] = {}
         self.reasons: dict[str, str] = {}
         self.outcomes: dict[Hashable, Outcome] = {}
         self.divisions: dict[Hashable, Outcome] = {}
         self.layouts: Mapping[LayoutKey, MainTensor] = {}
-        self.available: dict[str, list[tuple[GraphTensor, MainTensor] | None]] = {}
+        self.available: dict[str, list[GraphLayout | None]] = {}
 
     def network(self) -> AcceleratorNetwork:
         operators = self.graph.operators
@@ -115,21 +105,17 @@ class _Planner:
 
     def _network_of(self, forms: Mapping[str, Sequence[PlannedForm]]) -> AcceleratorNetwork:
         """Return the network of the best choice among the plans of each operator's forms."""
-        self._choose_forms(forms)
+        choice = FormChooser(self.graph, self.machine, forms).choice()
+        self.layouts, self.plans = choice.layouts, choice.forms
         # A caller's arrays are row-major.
-        self.available = {name: [_row_major(self.graph, name)] for name in self.graph.inputs}
+        types = self.graph.types
+        self.available = {n: [GraphLayout.row_major(n, types[n])] for n in self.graph.inputs}
         steps = [step for operator in self.graph.operators for step in self._steps(operator)]
         for name in self.graph.outputs:
-            steps += self._conversion(
-                *_row_major(self.graph, name), "the caller reads it row-major"
-            )
+            view = GraphLayout.row_major(name, types[name])
+            steps += self._conversion(view, "the caller reads it row-major")
         bound = network_bound(steps, self.graph, self.machine)
-        steps = ChainPlanner(
-            self.graph.outputs,
-            self.machine,
-            signature,
-            lambda first, second: _has_bytes_of(self.graph, first, second),
-        ).steps(steps)
+        steps = ChainPlanner(self.graph.outputs, self.machine).steps(steps)
         return AcceleratorNetwork(self.graph, self.machine, tuple(steps), bound)
 
     def _plan_operator(self, operator: Operator) -> None:
@@ -140,7 +126,7 @@ class _Planner:
             return
         best: dict[Hashable, PlannedForm] = {}
         reordered: dict[Hashable, PlannedForm] = {}
-        canonical_forms = tuple(map(canonical, forms))
+        canonical_forms = tuple(form.canonical for form in forms)
         for form in canonical_forms:
             self._add(best, reordered, operator, form, self._outcome(form, self.outcomes))
         if not best:
@@ -193,7 +179,7 @@ class _Planner:
         alone_us : float or None
             Microseconds of the operator on the host, which bound those of a divided form.
         """
-        key = signature(form)
+        key = form.signature
         equal = self._equal_outcome(form, outcomes[key]) if key in outcomes else None
         if equal is not None:
             return equal
@@ -245,29 +231,17 @@ class _Planner:
             None,
         )
 
-    def _choose_forms(self, forms: Mapping[str, Sequence[PlannedForm]]) -> None:
-        """Choose a form for each operator, and with it the layouts that programs agree on."""
-        graph = self.graph
-        ends = {name: _row_major(graph, name) for name in (*graph.inputs, *graph.outputs)}
-        candidates = {name: [p.candidate for p in planned] for name, planned in forms.items()}
-        chooser = FormChooser(
-            graph, self.machine, candidates, ends, lambda a, b: _has_bytes_of(graph, a, b)
-        )
-        choice = chooser.choice()
-        self.layouts = choice.layouts
-        self.plans = {name: forms[name][n] for name, n in choice.numbers.items()}
-
     def _with_all_orders(self) -> Mapping[str, Sequence[PlannedForm]] | None:
         """Return plans in the orders that any operator uses; None if all keep the tensors' own.
 
         Each operator is offered the orders in which others read or write its tensors, so that
         operators that follow each other may keep an order without changes of layout.
         """
-        reordered: dict[str, dict[LayoutKey, View]] = {}
+        reordered: dict[str, dict[LayoutKey, GraphLayout]] = {}
         for planned in itertools.chain(*self.forms.values(), *self.reordered.values()):
             for view in planned.views.values():
-                if not has_own_order(view[1]):
-                    reordered.setdefault(view[0].name, {})[layout_key(view)] = view
+                if not has_own_order(view.layout):
+                    reordered.setdefault(view.tensor.name, {})[view.key] = view
         if not reordered:
             return None
         all_forms: dict[str, Sequence[PlannedForm]] = {}
@@ -281,32 +255,32 @@ class _Planner:
         return all_forms
 
     def _with_orders(
-        self, planned: PlannedForm, reordered: Mapping[str, Mapping[LayoutKey, View]]
+        self, planned: PlannedForm, reordered: Mapping[str, Mapping[LayoutKey, GraphLayout]]
     ) -> Iterator[PlannedForm]:
         """Yield the plans of a form with some tensors in the orders that other operators use."""
         options: list[list[tuple[str, MainTensor] | None]] = []
-        for name, (tensor, layout) in planned.views.items():
+        for name, view in planned.views.items():
             orders = [
-                (name, used)
-                for key, (_, used) in reordered.get(tensor.name, {}).items()
-                if key[0] == tensor and key != layout_key((tensor, layout))
+                (name, used.layout)
+                for key, used in reordered.get(view.tensor.name, {}).items()
+                if used.tensor == view.tensor and key != view.key
             ]
             options.append([None, *orders])
         for choice in itertools.islice(itertools.product(*options), 1, _ORDERS):
             layouts = {
                 name: replace(
                     order,
-                    before=planned.views[name][1].before,
-                    after=planned.views[name][1].after,
-                    fill=planned.views[name][1].fill,
+                    before=planned.views[name].layout.before,
+                    after=planned.views[name].layout.after,
+                    fill=planned.views[name].layout.fill,
                 )
                 for name, order in (c for c in choice if c is not None)
             }
             plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
             division = replace(planned.division, plans=plans)
             candidate = replace(planned, division=division)
-            keys = {name: layout_key(view) for name, view in candidate.views.items()}
-            if all(keys[n] == layout_key((planned.views[n][0], x)) for n, x in layouts.items()):
+            offered = {n: replace(planned.views[n], layout=x).key for n, x in layouts.items()}
+            if all(candidate.views[name].key == key for name, key in offered.items()):
                 yield candidate
 
     def _steps(self, operator: Operator) -> Iterator[Step]:
@@ -324,42 +298,46 @@ class _Planner:
             return
         form = step.form
         for name in filter(step.has, form.specification.inputs):
-            tensor, layout = form.tensors[name], step.layout(name, is_read=True)
-            yield from self._conversion(tensor, layout, f"{operator.name} reads it so")
+            view = GraphLayout(form.tensors[name], step.layout(name, is_read=True))
+            yield from self._conversion(view, f"{operator.name} reads it so")
         yield step
         for name in form.specification.outputs:
-            tensor = form.tensors[name]
-            written = (tensor, step.layout(name, is_read=False)) if step.has(name) else None
+            tensor, written = form.tensors[name], None
+            if step.has(name):
+                written = GraphLayout(tensor, step.layout(name, is_read=False))
             self.available[tensor.name] = [written]
 
     def _program_step(self, operator: Operator) -> ProgramStep | HostStep:
         """Return the step with the layouts that programs agree on, or of the host."""
         planned = self.plans.get(operator.name)
         if planned is None:
-            reason = self.reasons.get(operator.name, "no tiling fits the memories")
-            return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
-        form = planned.form
-        layouts = {name: self.layouts[layout_key(v)] for name, v in planned.views.items()}
+            return self._host_step(
+                operator, self.reasons.get(operator.name, "no tiling fits the memories")
+            )
+        layouts = {name: self.layouts[view.key] for name, view in planned.views.items()}
         layouts |= temporary_layouts(planned)
         plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
         programs = tuple(plan.program() for plan in plans)
-        disputed = disagreement(form, programs)
+        disputed = disagreement(planned.form, programs)
         if disputed:
-            reason = (
+            return self._host_step(
+                operator,
                 f"its programs need {disputed} between them in different layouts: describe a move "
-                "that transposes, or the instruction that makes one of them read other lanes"
+                "that transposes, or the instruction that makes one of them read other lanes",
             )
-            return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
         costs = tuple(plan.cost for plan in plans)
-        return ProgramStep((operator,), form, plans, programs, costs, planned.host)
+        return ProgramStep((operator,), planned.form, plans, programs, costs, planned.host)
+
+    def _host_step(self, operator: Operator, reason: str) -> HostStep:
+        return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
 
     def _agreed(self, plan: OperatorPlan, layouts: Mapping[str, MainTensor]) -> OperatorPlan:
         """Return a plan with the layouts that programs agree on, if there is one."""
         specification = plan.problem.specification
-        roles = {**dict.fromkeys(specification.inputs, "input")}
-        roles |= dict.fromkeys(specification.outputs, "output")
         agreed_layouts = {
-            n: replace(layouts[n], name=n, role=r) for n, r in roles.items() if n in layouts
+            n: replace(layouts[n], name=n, role=role)
+            for n, role in specification.roles.items()
+            if n in layouts and n not in specification.constants
         }
         problem = replace(plan.problem, layouts=agreed_layouts)
         try:
@@ -374,20 +352,18 @@ class _Planner:
         except PlanningError:
             return plan
 
-    def _conversion(
-        self, tensor: GraphTensor, layout: MainTensor, reason: str
-    ) -> Iterator[LayoutStep]:
+    def _conversion(self, view: GraphLayout, reason: str) -> Iterator[LayoutStep]:
         """Yield the step that provides a tensor in a layout, unless it is there already."""
-        name = tensor.name
+        name = view.tensor.name
         if name in self.graph.constants:
             return
         for place in self.available.get(name, [None]):
-            if place is None or _has_bytes_of(self.graph, place, (tensor, layout)):
+            if place is None or place.has_bytes_of(view):
                 return
-        self.available[name].append((tensor, layout))
+        self.available[name].append(view)
         # Margins are filled once, before the first run.
         us = copy_us(self.graph.types[name].elements, self.machine)
-        yield LayoutStep(name, layout, reason, us)
+        yield LayoutStep(name, view.layout, reason, us)
 
 
 def _estimated_us(network: AcceleratorNetwork) -> float:
@@ -402,68 +378,3 @@ def _estimated_us(network: AcceleratorNetwork) -> float:
     host = [part.us or 0.0 for step in network.programs for part in step.host]
     host += [step.us or 0.0 for step in network.steps if isinstance(step, HostStep)]
     return (cycles + copied) / machine.clock_mhz + math.fsum(host)
-
-
-def canonical(form: OperatorForm) -> OperatorForm:
-    """Return a form whose tensors are named by their roles, so that equal operators are equal."""
-    specification = form.specification
-    roles = {**dict.fromkeys(specification.inputs, "input")}
-    roles |= dict.fromkeys(specification.constants, "constant")
-    roles |= dict.fromkeys(specification.outputs, "output")
-    names = {
-        name: f"{roles.get(name, 'temporary')}{number}"
-        for number, name in enumerate(specification.operands)
-    }
-    statements = tuple(
-        replace(s, computation=s.computation.with_names(names)) for s in specification.statements
-    )
-    renamed = replace(
-        specification,
-        statements=statements,
-        inputs=tuple(names[name] for name in specification.inputs),
-        outputs=tuple(names[name] for name in specification.outputs),
-        constants={names[name]: array for name, array in specification.constants.items()},
-    )
-    return OperatorForm(renamed, {names[name]: tensor for name, tensor in form.tensors.items()})
-
-
-def signature(form: OperatorForm) -> Hashable:
-    """Return what the plan of a canonical form depends on: all but its floating-point numbers."""
-    specification = form.specification
-    statements = tuple(
-        (
-            _FLOAT.sub("#", str(statement.computation.statement)),
-            statement.accumulates,
-            tuple(statement.computation.extents.items()),
-            tuple(replace(operand) for operand in statement.computation.operands),
-        )
-        for statement in specification.statements
-    )
-    return statements, specification.inputs, specification.outputs, tuple(specification.constants)
-
-
-_FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?")
-
-
-def _row_major(graph: Graph, name: str) -> tuple[GraphTensor, MainTensor]:
-    kind = graph.types[name]
-    order = tuple(range(len(kind.shape)))
-    tensor = GraphTensor(name, order, kind.shape)
-    return tensor, MainTensor.dense(name, kind.shape, kind.dtype, "input")
-
-
-def _has_bytes_of(
-    graph: Graph, first: tuple[GraphTensor, MainTensor], second: tuple[GraphTensor, MainTensor]
-) -> bool:
-    """Return True if two layouts of the same elements have the same bytes, margins included."""
-    if first[1].elements != second[1].elements or first[1].fill != second[1].fill:
-        return False
-    buffers = [_numbered(graph, tensor, layout) for tensor, layout in (first, second)]
-    return np.array_equal(buffers[0], buffers[1])
-
-
-def _numbered(graph: Graph, tensor: GraphTensor, layout: MainTensor) -> NDArray[np.int64]:
-    """Return a layout's buffer of the numbers of elements, from 1 on, with margins of 0."""
-    kind = graph.types[tensor.name]
-    numbers = np.arange(1, kind.elements + 1).reshape(kind.shape)
-    return replace(layout, dtype="int64", fill=0).buffer(tensor.logical(numbers))

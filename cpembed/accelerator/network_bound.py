@@ -8,10 +8,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from cpembed.accelerator.bounds import touched_bytes, unit_cycles
 from cpembed.accelerator.chain_runs import view_origins
+from cpembed.accelerator.cost import busiest_cycles
 from cpembed.accelerator.network_steps import HostStep, LayoutStep, ProgramStep, Step
 from cpembed.accelerator.template import exact_template
 from cpembed.graph.graph import Graph
-from cpembed.hw.isa import InstructionSet, Synchronization
+from cpembed.hw.isa import InstructionSet
 
 
 def network_bound(steps: Sequence[Step], graph: Graph, machine: InstructionSet) -> float:
@@ -70,9 +71,7 @@ def _run_bound(
                         continue
                 moved[key] = max(moved.get(key, 0.0), touched_bytes(template, name))
     traffic = math.fsum(moved.values()) / machine.main.bytes_per_cycle
-    is_serial = machine.synchronization is Synchronization.IN_ORDER
-    busiest = sum(units.values()) if is_serial else max(units.values(), default=0.0)
-    return max(busiest, traffic)
+    return max(busiest_cycles(units, machine), traffic)
 
 
 def _needed(run: Sequence[ProgramStep], steps: Sequence[Step], graph: Graph) -> set[str]:

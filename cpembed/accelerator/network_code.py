@@ -12,13 +12,14 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from cpembed.accelerator.division import HostPart
+from cpembed.accelerator.graph_layouts import GraphLayout
 from cpembed.accelerator.host_code import NUMBERS, specification_function
+from cpembed.accelerator.layouts import main_digits
 from cpembed.accelerator.machine_code import (
     c_type,
     preamble,
@@ -33,9 +34,9 @@ from cpembed.accelerator.network_steps import (
     ViewStep,
 )
 from cpembed.accelerator.operators import operator_forms
-from cpembed.accelerator.operators.forms import GraphTensor, NoForm
+from cpembed.accelerator.operators.forms import GraphTensor, NoForm, OperatorForm
 from cpembed.accelerator.program import MainTensor, Program
-from cpembed.accelerator.specification import Array, Specification
+from cpembed.accelerator.specification import Array
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Operator
 from cpembed.ir.dtypes import dtype_info, numpy_dtype
@@ -69,25 +70,17 @@ class _Place:
     """Buffer that holds a tensor; ``is_exact`` is false where its margins may be overwritten."""
 
     pointer: str
-    view: GraphTensor
-    layout: MainTensor
-    shape: tuple[int, ...]
+    view: GraphLayout
     is_exact: bool = True
 
-    def numbers(self) -> Array:
-        """Return the number, from 1, of the tensor's element at each position; 0 in margins."""
-        elements = np.arange(1, math.prod(self.shape) + 1).reshape(self.shape)
-        return replace(self.layout, dtype="int64", fill=0).buffer(self.view.logical(elements))
+    @property
+    def layout(self) -> MainTensor:
+        return self.view.layout
 
-    def holds(self, place: _Place) -> bool:
-        """True if a program that needs another buffer may use this one, margins included."""
-        if not self.is_exact or self.layout.dtype != place.layout.dtype:
-            return False
-        if self.layout.elements != place.layout.elements:
-            return False
-        numbers = self.numbers()
-        same_fill = self.layout.fill == place.layout.fill or bool(numbers.all())
-        return same_fill and np.array_equal(numbers, place.numbers())
+    @property
+    def elements(self) -> int:
+        """Number of the tensor's elements, without margins."""
+        return math.prod(self.layout.shape)
 
 
 def network_code(
@@ -151,23 +144,14 @@ class _Writer:
         return self.views.get(name, name)
 
     def _row_major(self, name: str, pointer: str) -> _Place:
-        kind = self.network.graph.types[name]
-        view = GraphTensor(name, tuple(range(len(kind.shape))), kind.shape)
-        layout = MainTensor.dense(name, kind.shape, kind.dtype, "temporary")
-        return _Place(pointer, view, layout, kind.shape)
-
-    def _place(self, view: GraphTensor, layout: MainTensor) -> _Place:
-        """Return a buffer that is not in the workspace yet."""
-        types = self.network.graph.types
-        shape = types[view.name].shape if view.name in types else view.shape
-        return _Place("", view, layout, shape)
+        return _Place(pointer, GraphLayout.row_major(name, self.network.graph.types[name]))
 
     def _add(self, place: _Place, text: str) -> _Place:
         """Give a buffer its bytes in the workspace."""
         layout = place.layout
         kind = _element_type(layout)
         place.pointer = f"(({kind} *)(memory + {self.workspace}))"
-        if layout.elements != math.prod(layout.shape):
+        if layout.elements != place.elements:
             fill = _number(layout.fill)
             self.fills.append(
                 f"  for (size_t n = 0; n < {layout.elements}; n++) {place.pointer}[n] = {fill};"
@@ -190,7 +174,7 @@ class _Writer:
     def _readable(self, key: str, target: _Place, text: str) -> str:
         """Return the pointer to a tensor in a layout, to which it is copied if it is not there."""
         for place in self.places.get(key, []):
-            if place.holds(target):
+            if place.is_exact and place.view.has_bytes_of(target.view):
                 return place.pointer
         self._copy(key, self._add(target, text), text)
         self.places[key].append(target)
@@ -203,23 +187,21 @@ class _Writer:
         source = self.places[key][0]
         first, second = self._position(source), self._position(target)
         self.body.append(
-            f"  for (size_t n = 0; n < {math.prod(source.shape)}; n++) "
+            f"  for (size_t n = 0; n < {source.elements}; n++) "
             f"{target.pointer}[{second}] = {source.pointer}[{first}]; /* {_comment(text)} */"
         )
 
     def _position(self, place: _Place) -> str:
         """Return the text of the position of element ``n``, in a function if it is none of n."""
-        if np.array_equal(place.numbers(), np.arange(1, math.prod(place.shape) + 1)):
+        if np.array_equal(place.view.numbers(), np.arange(1, place.elements + 1)):
             return "n"
-        layout = replace(place.layout, name="", role="")
-        key = place.view, place.shape, layout.order, layout.before, layout.padded
-        blocks = tuple(sorted(layout.blocks.items()))
-        if (*key, blocks) not in self.positions:
+        key = *place.view.key, place.layout.before, place.layout.padded
+        if key not in self.positions:
             name = f"position{len(self.positions)}"
-            self.positions[(*key, blocks)] = name
-            lines = "\n".join(f"  {line}" for line in _position_lines(place))
+            self.positions[key] = name
+            lines = "\n".join(f"  {line}" for line in _position_lines(place.view))
             self.functions.append(f"static size_t {name}(size_t n) {{\n{lines}\n}}\n")
-        return f"{self.positions[(*key, blocks)]}(n)"
+        return f"{self.positions[key]}(n)"
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -230,77 +212,59 @@ class _Writer:
             name = f"program{len([f for f in self.functions if f.startswith('/* program')])}"
             text = self.program_text(program, name)
             self.functions.append(f"/* program of {_comment(label)} */\n{text}")
-            pointers: list[str] = []
-            written: dict[str, _Place] = {}
             assert program.specification is not None
-            for tensor, layout in program.tensors.items():
-                constant = program.specification.constants.get(tensor)
-                if constant is not None:
-                    pointers.append(self._constant(layout, constant))
-                    continue
-                view = step.form.tensors.get(tensor)
-                key = f"{label}.{tensor}" if view is None else self._root(view.name)
-                shape = layout.shape
-                view = view or GraphTensor(key, tuple(range(len(shape))), shape)
-                place = self._place(view, layout)
-                if tensor in program.specification.inputs:
-                    pointers.append(self._readable(key, place, f"{label} reads {view.name}"))
-                else:
-                    written[key] = self._add(place, f"{label} writes {view.name}")
-                    pointers.append(place.pointer)
-            self.body.append(f"  {name}({', '.join(pointers)}); /* {_comment(label)} */")
-            self.places |= {key: [place] for key, place in written.items()}
+            form = OperatorForm(program.specification, step.form.tensors)
+            self._call(name, label, form, program.tensors)
         self._host_parts(step, len(step.programs))
 
     def _host_parts(self, step: ProgramStep, after: int) -> None:
         for part in step.host:
             if part.after == after:
-                self._host_part(step, part)
+                form = OperatorForm(part.specification, step.form.tensors)
+                self._call_host(form, step.name, f"host, of {_comment(step.name)}")
 
-    def _host_part(self, step: ProgramStep, part: HostPart) -> None:
-        label = step.name
+    def _call_host(self, form: OperatorForm, label: str, comment: str) -> None:
+        """Call statements in C, on row-major tensors."""
         function = f"host{len(self.functions)}"
-        text = specification_function(part.specification, function)
-        self.functions.append(f"/* host, of {_comment(label)} */\n{text}")
-        self._call(function, label, part.specification, step.form.tensors)
+        text = specification_function(form.specification, function)
+        self.functions.append(f"/* {comment} */\n{text}")
+        tensors = {
+            name: MainTensor.dense(name, operand.shape, operand.dtype, "temporary")
+            for name, operand in form.specification.operands.items()
+        }
+        self._call(function, label, form, tensors)
 
     def _host_step(self, operator: Operator) -> None:
         """Call the operator's statements in C, or a function that a person writes."""
         forms = operator_forms(operator, self.network.graph)
-        function = f"host{len(self.functions)}"
         if isinstance(forms, NoForm) or forms[0].specification.deviation:
             self._external(operator)
             return
-        specification = forms[0].specification
         try:
-            text = specification_function(specification, function)
+            self._call_host(forms[0], operator.name, f"host: {_comment(operator.name)}")
         except LoweringError:
             self._external(operator)
-            return
-        self.functions.append(f"/* host: {_comment(operator.name)} */\n{text}")
-        self._call(function, operator.name, specification, forms[0].tensors)
 
     def _call(
         self,
         function: str,
         label: str,
-        specification: Specification,
-        tensors: Mapping[str, GraphTensor],
+        form: OperatorForm,
+        tensors: Mapping[str, MainTensor],
     ) -> None:
-        """Call a function of row-major tensors."""
+        """Call a function of the tensors of a form, in these layouts."""
+        specification = form.specification
         pointers: list[str] = []
         written: dict[str, _Place] = {}
-        for tensor, operand in specification.operands.items():
-            layout = MainTensor.dense(tensor, operand.shape, operand.dtype, "temporary")
-            if tensor in specification.constants:
-                pointers.append(self._constant(layout, specification.constants[tensor]))
+        for name, layout in tensors.items():
+            if name in specification.constants:
+                pointers.append(self._constant(layout, specification.constants[name]))
                 continue
-            view = tensors.get(tensor)
-            key = f"{label}.{tensor}" if view is None else self._root(view.name)
-            shape = operand.shape
-            view = view or GraphTensor(key, tuple(range(len(shape))), shape)
-            place = self._place(view, layout)
-            if tensor in specification.inputs:
+            view = form.tensors.get(name)
+            key = f"{label}.{name}" if view is None else self._root(view.name)
+            view = view or GraphTensor.unchanged(key, layout.shape)
+            place = _Place("", GraphLayout(view, layout))
+            if name in specification.inputs:
                 pointers.append(self._readable(key, place, f"{label} reads {view.name}"))
             else:
                 written[key] = self._add(place, f"{label} writes {view.name}")
@@ -420,27 +384,27 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def _position_lines(place: _Place) -> Iterator[str]:
+def _position_lines(view: GraphLayout) -> Iterator[str]:
     """Yield the statements of a function from an element's row-major number to its position."""
-    rest = math.prod(place.shape)
-    for dimension, size in enumerate(place.shape):
+    shape, layout = view.tensor.graph_shape, view.layout
+    rest = math.prod(shape)
+    for dimension, size in enumerate(shape):
         rest //= size
         yield f"size_t g{dimension} = n / {rest} % {size};"
     flat = "0"
-    for dimension in place.view.permutation:
-        flat = f"({flat}) * {place.shape[dimension]} + g{dimension}"
+    for dimension in view.tensor.permutation:
+        flat = f"({flat}) * {shape[dimension]} + g{dimension}"
     yield f"size_t flat = {flat};"
-    layout = place.layout
     rest = math.prod(layout.shape)
     for dimension, size in enumerate(layout.shape):
         rest //= size
         yield f"size_t d{dimension} = flat / {rest} % {size} + {layout.before[dimension]};"
     terms: list[str] = []
-    placed: set[int] = set()
-    for dimension, stride in zip(layout.order, layout.strides, strict=True):
-        text, block = f"d{dimension}", layout.blocks.get(dimension)
-        if block is not None:
-            text += f" % {block}" if dimension in placed else f" / {block}"
-        placed.add(dimension)
-        terms.append(f"({text}) * {stride}")
+    for digit in main_digits(layout):
+        text = f"d{digit.dimension}"
+        if digit.modulus is not None:
+            text += f" % {digit.modulus}"
+        elif layout.blocks.get(digit.dimension) is not None:
+            text += f" / {digit.divisor}"
+        terms.append(f"({text}) * {digit.stride}")
     yield f"return {' + '.join(terms) or '0'};"

@@ -50,12 +50,6 @@ class ProvenNetwork:
 def prove_network(network: AcceleratorNetwork, progress: Progress = silent) -> ProvenNetwork:
     """Prove every program of a network.
 
-    Parameters
-    ----------
-    network : AcceleratorNetwork
-    progress : Progress, optional
-        Told each operator by its name.
-
     Returns
     -------
     ProvenNetwork

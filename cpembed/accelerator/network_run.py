@@ -7,15 +7,19 @@ the operator's definition, so that a difference is reported where it arises.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from cpembed.accelerator.division import host_values
-from cpembed.accelerator.executor import Run, compile_executor, execute
+from cpembed.accelerator.executor import (
+    ProgramRuns,
+    Run,
+    compile_executor,
+    execute,
+    largest_difference,
+    rounding_tolerance,
+)
+from cpembed.accelerator.graph_layouts import GraphLayout
 from cpembed.accelerator.network_steps import (
     AcceleratorNetwork,
     LayoutStep,
@@ -26,54 +30,22 @@ from cpembed.accelerator.network_steps import (
 from cpembed.accelerator.operators.forms import GraphTensor
 from cpembed.accelerator.program import MainTensor
 from cpembed.graph.graph import Array, Operator, check_inputs
-from cpembed.ir.dtypes import is_integer
 from cpembed.steps import Progress, silent
 
-_RELATIVE = 2e-5
-"""Largest difference of floats, relative to the largest magnitude, since programs add in another
-order than numpy."""
 
-
-@dataclass(frozen=True)
-class StepRun:
-    """Outcome of the programs of one step.
+@dataclass(frozen=True, kw_only=True)
+class StepRun(ProgramRuns):
+    """Outcome of the programs of one step, compared with their specification.
 
     Attributes
     ----------
-    error : float
-        Largest difference from the specification: 0 for integers that are right.
     deviation : float
         Largest difference of the results from the operators' definitions; of a tensor that stays
         on chip, of the specification from its operator's definition.
     """
 
     step: ProgramStep
-    runs: tuple[Run, ...]
-    error: float
-    tolerance: float
-    deviation: float
-
-    @property
-    def is_right(self) -> bool:
-        """True if the programs compute their specification."""
-        return self.error <= self.tolerance
-
-    @property
-    def cycles(self) -> float:
-        """Cycles of all programs, one after the other."""
-        return math.fsum(run.cycles for run in self.runs)
-
-    @property
-    def energy_pj(self) -> float:
-        """Picojoules of all programs."""
-        return math.fsum(run.energy_pj for run in self.runs)
-
-    def total(self, counts: str) -> dict[Any, float]:
-        """Return the sums over all programs of a mapping that each :class:`Run` has."""
-        totals: Counter[Any] = Counter()
-        for run in self.runs:
-            totals.update(getattr(run, counts))
-        return dict(totals)
+    deviation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +95,7 @@ def run_network(
     if any(isinstance(step, ProgramStep) for step in network.steps):
         progress("compiling the machine's executor, once", 0, len(network.steps))
         compile_executor(network.machine)
-    memory = MainMemory(network)
+    memory = MainMemory()
     outcomes: list[StepRun] = []
     views = {s.operator.output: s.operator for s in network.steps if isinstance(s, ViewStep)}
     for number, step in enumerate(network.steps):
@@ -168,16 +140,15 @@ def _deviation(
     for operator in step.operators:
         defined = operator.kind.evaluate([array(name) for name in operator.inputs])
         for name, expected in zip(operator.outputs, defined, strict=True):
-            deviation = max(deviation, _difference(results[name], expected))
+            deviation = max(deviation, largest_difference(results[name], expected))
     return deviation
 
 
 class MainMemory:
     """Buffers as programs leave them, with whatever their margins hold."""
 
-    def __init__(self, network: AcceleratorNetwork) -> None:
-        self.types = network.graph.types
-        self.buffers: dict[str, tuple[GraphTensor, MainTensor, Array]] = {}
+    def __init__(self) -> None:
+        self.buffers: dict[str, tuple[GraphLayout, Array]] = {}
 
     def drop(self, tensor: str) -> None:
         """Drop the buffer of a tensor that the host replaces."""
@@ -186,25 +157,20 @@ class MainMemory:
     def buffer(self, tensor: GraphTensor, layout: MainTensor, array: Array) -> Array:
         """Return the buffer that a program reads: the one that is there, or a new one."""
         present = self.buffers.get(tensor.name)
-        if present is not None and present[0] == tensor and _alike(present[1], layout):
-            return present[2]
+        if present is not None and present[0] == GraphLayout(tensor, layout.anonymous):
+            return present[1]
         return layout.buffer(tensor.logical(array))
 
     def keep(self, tensor: GraphTensor, layout: MainTensor, buffer: Array) -> None:
         """Keep what a program wrote."""
-        self.buffers[tensor.name] = tensor, layout, buffer
-
-
-def _alike(first: MainTensor, second: MainTensor) -> bool:
-    return replace(first, name="", role="") == replace(second, name="", role="")
+        self.buffers[tensor.name] = GraphLayout(tensor, layout.anonymous), buffer
 
 
 def _run_step(
     memory: MainMemory, step: ProgramStep, values: Mapping[str, Array], seed: int
 ) -> tuple[StepRun, dict[str, Array]]:
     """Execute a step; return its outcome and the tensors that it writes in the graph's shapes."""
-    form, types = step.form, memory.types
-    specification = form.specification
+    form, specification = step.form, step.form.specification
     arrays = {
         name: form.tensors[name].logical(values[form.tensors[name].name])
         for name in specification.inputs
@@ -240,26 +206,9 @@ def _run_step(
         actual = expected[name]
         if name in specification.outputs:
             actual = contents[name]
-            error = max(error, _difference(actual, expected[name]))
-            tolerance = max(tolerance, _tolerance(expected[name]))
+            error = max(error, largest_difference(actual, expected[name]))
+            tolerance = max(tolerance, rounding_tolerance(expected[name]))
         if name in form.tensors:
             tensor = form.tensors[name]
-            results[tensor.name] = tensor.graph_array(actual, types[tensor.name].shape)
-    return StepRun(step, tuple(runs), error, tolerance, 0.0), results
-
-
-def _difference(actual: Array, expected: Array) -> float:
-    """Return the largest difference; infinite if one is NaN where the other is not."""
-    first, second = (a.reshape(-1).astype(np.float64) for a in (actual, expected))
-    equal = (first == second) | (np.isnan(first) & np.isnan(second))
-    if equal.all():
-        return 0.0
-    difference = np.abs(first[~equal] - second[~equal])
-    return math.inf if np.isnan(difference).any() else float(difference.max())
-
-
-def _tolerance(expected: Array) -> float:
-    if is_integer(str(expected.dtype)) or not expected.size:
-        return 0.0
-    finite = expected[np.isfinite(expected.astype(np.float64))].astype(np.float64)
-    return _RELATIVE * float(np.abs(finite).max(initial=0.0))
+            results[tensor.name] = tensor.graph_array(actual)
+    return StepRun(step=step, runs=tuple(runs), error=error, tolerance=tolerance), results

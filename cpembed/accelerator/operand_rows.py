@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from cpembed.accelerator.problem import PlanningError, Step
 from cpembed.ir.index import IndexExpr
 
 
-def walked_steps(step: Step, axis: str, operand: str) -> list[tuple[int, int, int]]:
-    """Return dimension, distance and count of each digit that an instruction's axis walks.
+class Walk(NamedTuple):
+    """Dimension of a tensor that a digit of an instruction's axis walks, over ``size`` points."""
 
-    Parameters
-    ----------
-    step : Step
-        Statement with its instruction.
-    axis, operand : str
-        Axis and operand of the instruction.
-    """
-    access = step.access(operand)
-    traversed: list[tuple[int, int, int]] = []
-    for d in step.digits(axis):
-        for dimension, e in enumerate(access.index):
-            coefficient = e.coefficient(d.axis)
-            if coefficient:
-                traversed.append((dimension, coefficient * d.stride, d.count))
-    return traversed
+    dimension: int
+    distance: int
+    size: int
 
 
-def _index_by_dimension(step: Step, operand: str) -> dict[str, IndexExpr]:
-    index = step.instruction.computation.access(operand).index
-    return dict(zip(step.instruction.places[operand].dimensions, index, strict=True))
-
-
-def lane_blocks(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
-    """Return the dimensions of a tensor in the lanes of a row, with the elements in one row.
+class OperandRows:
+    """Rows and lanes of an operand of a statement's instruction.
 
     Parameters
     ----------
@@ -42,131 +27,124 @@ def lane_blocks(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
         Statement with its instruction.
     operand : str
         Operand of the instruction.
-
-    Raises
-    ------
-    PlanningError
-        If no layout has the lanes that the instruction reads.
     """
-    place = step.instruction.places[operand]
-    index = _index_by_dimension(step, operand)
-    lanes: list[tuple[int, int]] = []
-    for d in place.lanes:
-        e = index[d.axis]
-        size = d.size(1 + e.bounds(step.instruction.extents)[1])
-        if e.single_iterator is None:
-            lanes += _window_lanes(step, operand, e, size)
-            continue
-        digits = step.digits(e.single_iterator)
-        traversed = walked_steps(step, e.single_iterator, operand)
-        if len(digits) == 1 and traversed:
-            dimension, distance, count = traversed[0]
-            if distance != 1:
-                raise PlanningError(
-                    f"rejected: {step.tensor(operand)} has a step of {distance} in the "
-                    f"lanes of {step.instruction.name}: use a layout with neighbours in a row"
-                )
-            # Executions that leave lanes empty begin a row each.
-            tensor = step.statement.computation.operand(step.access(operand).operand)
-            extent = tensor.shape[dimension]
-            is_part = count < size and count < extent and extent % count == 0
-            lanes.append((dimension, count if is_part else size))
-        elif traversed:
-            lanes += [(dimension, count) for dimension, _, count in traversed]
-    return tuple(lanes)
 
+    def __init__(self, step: Step, operand: str) -> None:
+        self.step = step
+        self.operand = operand
+        self.instruction = step.instruction
+        self.place = step.instruction.places[operand]
 
-def _window_lanes(
-    step: Step, operand: str, index: IndexExpr, size: int
-) -> Iterator[tuple[int, int]]:
-    """Yield the dimension along which a window's axes walk lanes, with the window's elements."""
-    traversed = [
-        (dimension, term.coefficient, distance)
-        for term in index.terms
-        for dimension, distance, count in walked_steps(step, term.iterator, operand)
-        if count > 1
-    ]
-    if len({dimension for dimension, _, _ in traversed}) > 1 or any(
-        distance != coefficient for _, coefficient, distance in traversed
-    ):
-        raise PlanningError(
-            f"rejected: {step.instruction.name} reads {index} in the lanes of {operand}, and "
-            f"{step.tensor(operand)} has no dimension with these steps: use an instruction with "
-            "its strides"
-        )
-    if traversed:
-        yield traversed[0][0], size
+    @cached_property
+    def index(self) -> dict[str, IndexExpr]:
+        """Index of each dimension of the operand over the instruction's axes."""
+        index = self.instruction.computation.access(self.operand).index
+        return dict(zip(self.place.dimensions, index, strict=True))
 
+    def walks(self, axis: str) -> list[Walk]:
+        """Return what the digits of an axis of the instruction walk, outermost first."""
+        return [
+            Walk(dimension, e.coefficient(digit.axis) * digit.stride, digit.count)
+            for digit in self.step.digits(axis)
+            for dimension, e in enumerate(self.step.access(self.operand).index)
+            if e.coefficient(digit.axis)
+        ]
 
-def row_distances(step: Step, operand: str) -> Iterator[tuple[int, int]]:
-    """Yield dimensions whose elements in neighbouring rows are not neighbours, with the distance.
+    def lane_blocks(self) -> tuple[tuple[int, int], ...]:
+        """Return the dimensions of a tensor in the lanes of a row, with the elements in one row.
 
-    Parameters
-    ----------
-    step : Step
-        Statement with its instruction.
-    operand : str
-        Operand of the instruction.
+        Raises
+        ------
+        PlanningError
+            If no layout has the lanes that the instruction reads.
+        """
+        step, tensor = self.step, self.step.tensor(self.operand)
+        lanes: list[tuple[int, int]] = []
+        radices = self.instruction.lane_radices(self.operand)
+        for d, size in zip(self.place.lanes, radices, strict=True):
+            e = self.index[d.axis]
+            if e.single_iterator is None:
+                lanes += self._window_lanes(e, size)
+                continue
+            digits, walks = step.digits(e.single_iterator), self.walks(e.single_iterator)
+            if len(digits) == 1 and walks:
+                dimension, distance, count = walks[0]
+                if distance != 1:
+                    raise PlanningError(
+                        f"rejected: {tensor} has a step of {distance} in the lanes of "
+                        f"{self.instruction.name}: use a layout with neighbours in a row"
+                    )
+                # Executions that leave lanes empty begin a row each.
+                read = step.access(self.operand).operand
+                extent = step.statement.computation.operand(read).shape[dimension]
+                is_part = count < size and count < extent and extent % count == 0
+                lanes.append((dimension, count if is_part else size))
+            else:
+                lanes += [(walk.dimension, walk.size) for walk in walks]
+        return tuple(lanes)
 
-    Raises
-    ------
-    PlanningError
-        If no layout has the rows that the instruction reads.
-    """
-    place = step.instruction.places[operand]
-    index = _index_by_dimension(step, operand)
-    lanes = {dimension for dimension, _ in lane_blocks(step, operand)}
-    in_lanes = {index[d.axis].single_iterator for d in place.lanes}
-    for d in place.rows:
-        for name in index[d.axis].iterators:
-            along = {dimension for dimension, _, _ in walked_steps(step, name, operand)}
-            if name not in in_lanes and along & lanes:
-                raise PlanningError(
-                    f"rejected: {step.instruction.name} walks rows and lanes of "
-                    f"{step.tensor(operand)} along the same dimension: copy its windows ahead"
-                )
-    for d in place.rows:
-        e = index[d.axis]
-        if e.single_iterator is None:
-            continue
-        digits = step.digits(e.single_iterator)
-        traversed = walked_steps(step, e.single_iterator, operand)
-        has_stride = place.strides.get(str(d), 1) not in (1, "dense")
-        if len(digits) == 1 and len(traversed) == 1 and not has_stride:
-            dimension, distance, count = traversed[0]
-            if distance > 1 and count > 1 and dimension not in lanes:
-                yield dimension, distance
-        elif len(digits) > 1:
-            yield from row_blocks(step, operand, traversed)
-
-
-def row_blocks(
-    step: Step, operand: str, traversed: Sequence[tuple[int, int, int]]
-) -> Iterator[tuple[int, int]]:
-    """Yield the blocks of dimensions that one axis of an instruction walks together.
-
-    Parameters
-    ----------
-    step : Step
-        Statement with its instruction.
-    operand : str
-        Operand of the instruction.
-    traversed : sequence of (int, int, int)
-        Dimension, distance and count of each digit, from :func:`walked_steps`.
-
-    Raises
-    ------
-    PlanningError
-        If no layout has both dimensions in neighbouring rows.
-    """
-    for dimension, distance, count in traversed:
-        e = step.access(operand).index[dimension]
-        extents = step.statement.computation.extents
-        windows = [t for t in e.terms if t.coefficient % count and extents[t.iterator] > 1]
-        if count > 1 and (distance != 1 or len(windows) > 1):
+    def _window_lanes(self, index: IndexExpr, size: int) -> Iterator[tuple[int, int]]:
+        """Yield the dimension along which a window's axes walk lanes, with its elements."""
+        walks = [
+            (walk, term.coefficient)
+            for term in index.terms
+            for walk in self.walks(term.iterator)
+            if walk.size > 1
+        ]
+        if len({walk.dimension for walk, _ in walks}) > 1 or any(
+            walk.distance != coefficient for walk, coefficient in walks
+        ):
             raise PlanningError(
-                f"rejected: {step.instruction.name} walks windows of {step.tensor(operand)} along "
-                "two dimensions at once, which no layout has in neighbouring rows: use one axis"
+                f"rejected: {self.instruction.name} reads {index} in the lanes of {self.operand}, "
+                f"and {self.step.tensor(self.operand)} has no dimension with these steps: use an "
+                "instruction with its strides"
             )
-        if count > 1:
-            yield dimension, count
+        if walks:
+            yield walks[0][0].dimension, size
+
+    def row_distances(self) -> Iterator[tuple[int, int]]:
+        """Yield dimensions whose neighbouring rows hold no neighbours, with the distance.
+
+        Raises
+        ------
+        PlanningError
+            If no layout has the rows that the instruction reads.
+        """
+        lanes = {dimension for dimension, _ in self.lane_blocks()}
+        in_lanes = {self.index[d.axis].single_iterator for d in self.place.lanes}
+        for d in self.place.rows:
+            for name in self.index[d.axis].iterators:
+                along = {walk.dimension for walk in self.walks(name)}
+                if name not in in_lanes and along & lanes:
+                    raise PlanningError(
+                        f"rejected: {self.instruction.name} walks rows and lanes of "
+                        f"{self.step.tensor(self.operand)} along the same dimension: copy its "
+                        "windows ahead"
+                    )
+        for d in self.place.rows:
+            name = self.index[d.axis].single_iterator
+            if name is None:
+                continue
+            digits, walks = self.step.digits(name), self.walks(name)
+            has_stride = self.place.strides.get(str(d), 1) not in (1, "dense")
+            if len(digits) == 1 and len(walks) == 1 and not has_stride:
+                dimension, distance, count = walks[0]
+                if distance > 1 and count > 1 and dimension not in lanes:
+                    yield dimension, distance
+            elif len(digits) > 1:
+                yield from self._row_blocks(walks)
+
+    def _row_blocks(self, walks: Sequence[Walk]) -> Iterator[tuple[int, int]]:
+        """Yield the blocks of dimensions that one axis of an instruction walks together."""
+        extents = self.step.statement.computation.extents
+        for dimension, distance, count in walks:
+            e = self.step.access(self.operand).index[dimension]
+            windows = [t for t in e.terms if t.coefficient % count and extents[t.iterator] > 1]
+            if count > 1 and (distance != 1 or len(windows) > 1):
+                raise PlanningError(
+                    f"rejected: {self.instruction.name} walks windows of "
+                    f"{self.step.tensor(self.operand)} along two dimensions at once, which no "
+                    "layout has in neighbouring rows: use one axis"
+                )
+            if count > 1:
+                yield dimension, count

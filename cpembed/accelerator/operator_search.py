@@ -351,14 +351,7 @@ def _reached(machine: InstructionSet) -> dict[str, frozenset[str]]:
 
 
 def crossing_tensors(matchings: Sequence[Matching], machine: InstructionSet) -> frozenset[str]:
-    """Return the tensors that every program stores to main memory and loads again.
-
-    Parameters
-    ----------
-    matchings : sequence of Matching
-        Matches of consecutive statements.
-    machine : InstructionSet
-    """
+    """Return the tensors that every program stores to main memory and loads again."""
     written: dict[str, set[str]] = {}
     read: dict[str, set[str]] = {}
     for matching in matchings:

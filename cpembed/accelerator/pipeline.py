@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.accelerator.cost import executed_sizes, moved_bytes
-from cpembed.accelerator.program import Address, Issue, Loop, Node, Program
+from cpembed.accelerator.cost import executed_sizes, main_traffic, moved_bytes
+from cpembed.accelerator.program import Address, Issue, Loop, Node, Program, issues_of
 from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind, Synchronization
 from cpembed.ir.index import IndexExpr
 
@@ -126,7 +126,7 @@ def _prepared(
     rows: Mapping[str, Sequence[int]],
 ) -> Iterator[_Tree]:
     """Yield the parts of a node: one for each unit if its instructions compute one statement."""
-    issues = list(_issues(node, ()))
+    issues = list(issues_of([node]))
     units: dict[str, list[tuple[tuple[Loop, ...], Issue]]] = {}
     for loops, issue in issues:
         units.setdefault(machine.instructions[issue.instruction].unit, []).append((loops, issue))
@@ -166,14 +166,6 @@ def _hands_on(
     return any(written.get(region, number) != number for region, number in read)
 
 
-def _issues(node: Node, loops: tuple[Loop, ...]) -> Iterator[tuple[tuple[Loop, ...], Issue]]:
-    if isinstance(node, Loop):
-        for inner in node.body:
-            yield from _issues(inner, (*loops, node))
-    else:
-        yield loops, node
-
-
 def _passes(address: Address, span: int, loops: Sequence[Loop]) -> int:
     """Return how often loops pass over the rows that an address walks.
 
@@ -195,13 +187,10 @@ def _span(
 ) -> int:
     """Return the number of rows from the first to the last one of an operand.
 
-    ``extents`` are the largest sizes of the instruction's axes.
+    ``extents`` are the largest sizes of the axes that are arguments.
     """
     place = instruction.places[operand]
-    index = instruction.computation.access(operand).index
-    sizes = {
-        name: 1 + e.bounds(extents)[1] for name, e in zip(place.dimensions, index, strict=True)
-    }
+    sizes = instruction.dimension_sizes(operand, extents)
     span = 1
     for d in place.rows:
         described = place.strides.get(str(d), 1)
@@ -232,17 +221,12 @@ def _stalls(
     return 1.0 + waits / between * (1 - 1 / times)
 
 
-def _varying(issue: Issue) -> set[str]:
-    expressions = [*issue.guards, *(e for size in issue.sizes.values() for e in size)]
-    return {name for e in expressions for name in e.iterators}
-
-
 def _part(
     issues: Sequence[tuple[tuple[Loop, ...], Issue]],
     outer: tuple[Loop, ...],
     machine: InstructionSet,
 ) -> _Part:
-    everything = {name for _, issue in issues for name in _varying(issue)}
+    everything = {name for _, issue in issues for name in issue.varying}
     shape = tuple(loop.extent if loop.name in everything else 1 for loop in outer)
     cycles, path, count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     latency = 0.0
@@ -253,17 +237,16 @@ def _part(
     for inner, issue in issues:
         instruction = machine.instructions[issue.instruction]
         # Loops on which neither sizes nor guards depend repeat an execution as it is.
-        varying = _varying(issue)
+        varying = issue.varying
         traversed = [loop for loop in (*outer, *inner) if loop.name in varying]
         repeats = math.prod(loop.extent for loop in inner if loop.name not in varying)
         executed, sizes = executed_sizes(issue, traversed, machine)
         moved = moved_bytes(instruction, machine, sizes)
-        through = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
-        slow = np.maximum(instruction.occupied_cycles(sizes), through / main.bytes_per_cycle)
+        through = main_traffic(moved, machine) / main.bytes_per_cycle
+        slow = np.maximum(instruction.occupied_cycles(sizes), through)
         slow = slow * _stalls(instruction, issue, inner, float(np.max(slow)))
         rest = tuple(n for n, loop in enumerate(traversed) if loop in inner)
         places = tuple(loop.extent if loop.name in varying else 1 for loop in outer)
-        through = through / main.bytes_per_cycle
         count += repeats * executed.sum(axis=rest).reshape(places)
         cycles += repeats * (executed * slow).sum(axis=rest).reshape(places)
         path += repeats * (executed * through).sum(axis=rest).reshape(places)
@@ -273,7 +256,6 @@ def _part(
         latency = max(latency, late)
         zero = {loop.name: IndexExpr() for loop in inner}
         largest = {a: int(np.max(size)) for a, size in sizes.items()}
-        extents = {**instruction.extents, **largest}
         for operand, address in issue.operands.items():
             memory = instruction.places[operand].memory
             kind = machine.memories[memory].kind if memory in machine.memories else None
@@ -281,7 +263,7 @@ def _part(
                 continue
             target = writes if operand in instruction.outputs else reads
             base = address.base.substitute(zero)
-            span = _span(instruction, operand, address, extents)
+            span = _span(instruction, operand, address, largest)
             access = _Access(memory, base, _passes(address, span, inner))
             target.setdefault((memory, str(base)), access)
         accumulates |= any(s.reduction for s in instruction.computation.statements)

@@ -291,6 +291,12 @@ class Step:
     instruction: IsaInstruction
     axes: Mapping[str, str]
 
+    @staticmethod
+    def of_match(statement: Statement, match: Match) -> Step:
+        """Return the only statement of a problem, whose axes keep their names."""
+        axes = {axis.name: axis.name for axis in statement.computation.axes}
+        return Step(0, statement, match, match.instruction, axes)
+
     def access(self, operand: str) -> Access:
         """Return the statement's access that an operand of the instruction stands for."""
         return self.match.accesses[operand]

@@ -8,8 +8,8 @@ synchronization says (:class:`~cpembed.hw.isa.Synchronization`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,16 @@ class MainTensor:
         """Return a row-major tensor without margins."""
         zeros = (0,) * len(shape)
         return MainTensor(name, shape, dtype, tuple(range(len(shape))), zeros, zeros, role=role)
+
+    @property
+    def anonymous(self) -> MainTensor:
+        """The layout without the name and the role that a program gives the tensor."""
+        return replace(self, name="", role="")
+
+    @property
+    def is_loaded(self) -> bool:
+        """True for a tensor that holds its elements before the program begins."""
+        return self.role in ("input", "constant")
 
     @cached_property
     def padded(self) -> tuple[int, ...]:
@@ -234,6 +244,43 @@ class Issue:
         """Line of the assembly as the beginning of a message; empty if there is none."""
         return f"line {self.line}: " if self.line else ""
 
+    @property
+    def expressions(self) -> Iterator[IndexExpr]:
+        """Expressions of the addresses, sizes and guards, over the loops around the instruction."""
+        for address in self.operands.values():
+            yield address.base
+            yield address.lane
+        for size in self.sizes.values():
+            yield from size
+        yield from self.guards
+
+    @property
+    def varying(self) -> set[str]:
+        """Loops on which the sizes and guards depend."""
+        expressions = [*self.guards, *(e for size in self.sizes.values() for e in size)]
+        return {name for e in expressions for name in e.iterators}
+
+    def mapped(self, change: Callable[[IndexExpr], IndexExpr]) -> Issue:
+        """Return the instruction with a change of every expression, those of its claims too."""
+        meaning = self.meaning
+        if meaning is not None:
+            points = {axis: change(e) for axis, e in meaning.points.items()}
+            meaning = replace(meaning, points=points)
+        return replace(
+            self,
+            operands={
+                name: replace(a, base=change(a.base), lane=change(a.lane))
+                for name, a in self.operands.items()
+            },
+            sizes={axis: tuple(map(change, size)) for axis, size in self.sizes.items()},
+            guards=tuple(map(change, self.guards)),
+            contents={
+                name: replace(c, index=tuple(map(change, c.index)))
+                for name, c in self.contents.items()
+            },
+            meaning=meaning,
+        )
+
 
 @dataclass(frozen=True)
 class Loop:
@@ -262,23 +309,26 @@ class Program:
 
     def issues(self) -> Iterator[tuple[tuple[Loop, ...], Issue]]:
         """Yield each instruction of the text with the loops around it, outermost first."""
-        yield from _issues(self.body, ())
+        yield from issues_of(self.body)
 
 
 def units_of(node: Node, machine: InstructionSet) -> Iterator[str]:
     """Yield the unit of each instruction of a node, in the order of the text."""
-    if isinstance(node, Loop):
-        for inner in node.body:
-            yield from units_of(inner, machine)
-    else:
-        yield machine.instructions[node.instruction].unit
+    for _, issue in issues_of([node]):
+        yield machine.instructions[issue.instruction].unit
 
 
-def _issues(
-    body: tuple[Node, ...], loops: tuple[Loop, ...]
+def issues_of(
+    body: Sequence[Node], loops: tuple[Loop, ...] = ()
 ) -> Iterator[tuple[tuple[Loop, ...], Issue]]:
+    """Yield each instruction of a body with the loops around it, after those around the body."""
     for node in body:
         if isinstance(node, Loop):
-            yield from _issues(node.body, (*loops, node))
+            yield from issues_of(node.body, (*loops, node))
         else:
             yield loops, node
+
+
+def execution_count(body: Sequence[Node]) -> int:
+    """Return the number of executions of a body, those that guards leave out included."""
+    return sum(n.extent * execution_count(n.body) if isinstance(n, Loop) else 1 for n in body)

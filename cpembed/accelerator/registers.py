@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cpembed.accelerator.addressing import Scalar, TableEntry, bind_scalar
 from cpembed.accelerator.problem import PlanningError
-from cpembed.accelerator.program import Issue, Loop, Node
+from cpembed.accelerator.program import Issue, Loop, Node, issues_of
 from cpembed.accelerator.transfers import BoundIssue
 from cpembed.hw.isa import InstructionSet, IsaInstruction
-from cpembed.ir.expression import Access, Cast, Expression
+from cpembed.ir.expression import copied_read
 
 State = dict[str, Scalar | None]
 """Value of each register at a point of the program; None where iterations differ."""
@@ -29,11 +29,9 @@ def with_configuration(body: Sequence[Node], machine: InstructionSet) -> tuple[N
 
 
 def _needs(node: Node) -> Iterator[tuple[str, Scalar | None]]:
-    if isinstance(node, Loop):
-        for inner in node.body:
-            yield from _needs(inner)
-    elif isinstance(node, BoundIssue):
-        yield from node.registers
+    for _, issue in issues_of([node]):
+        if isinstance(issue, BoundIssue):
+            yield from issue.registers
 
 
 def _loop_names(node: Node) -> Iterator[str]:
@@ -134,18 +132,12 @@ def _setter(machine: InstructionSet, register: str) -> tuple[IsaInstruction, dic
             continue
         sets: dict[str, str] = {}
         for statement in instruction.computation.statements:
-            source = _read(statement.value)
+            source = copied_read(statement.value)
             if source is not None:
-                sets[instruction.places[statement.store.operand].memory] = source
+                sets[instruction.places[statement.store.operand].memory] = source.operand
         if register in sets:
             return instruction, sets
     raise PlanningError(
         f"rejected: no instruction of {machine.name} sets the register {register}: "
         "describe one without axes that writes it from an immediate"
     )
-
-
-def _read(value: Expression) -> str | None:
-    while isinstance(value, Cast):
-        value = value.arg
-    return value.operand if isinstance(value, Access) else None

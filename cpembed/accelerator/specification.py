@@ -8,7 +8,7 @@ several specifications, between which the planner decides.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,31 @@ class Specification:
             for operand in statement.computation.operands:
                 operands.setdefault(operand.name, operand)
         return operands
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Role in main memory of each input, constant and output; others are temporary."""
+        roles = dict.fromkeys(self.inputs, "input")
+        roles |= dict.fromkeys(self.constants, "constant")
+        return roles | dict.fromkeys(self.outputs, "output")
+
+    def canonical_names(self) -> dict[str, str]:
+        """Return a name for each tensor by its role, so that equal operators have equal ones."""
+        roles = self.roles
+        return {n: f"{roles.get(n, 'temporary')}{k}" for k, n in enumerate(self.operands)}
+
+    def renamed(self, names: Mapping[str, str]) -> Specification:
+        """Return the specification with new names of all tensors."""
+        statements = (
+            replace(s, computation=s.computation.with_names(names)) for s in self.statements
+        )
+        return replace(
+            self,
+            statements=tuple(statements),
+            inputs=tuple(names[name] for name in self.inputs),
+            outputs=tuple(names[name] for name in self.outputs),
+            constants={names[name]: array for name, array in self.constants.items()},
+        )
 
     def evaluate(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute every tensor in numpy, in the shapes of the statements' operands."""

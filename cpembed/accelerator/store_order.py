@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from cpembed.accelerator.boxes import TileLoop
 from cpembed.accelerator.buffers import Buffer, Buffers
-from cpembed.accelerator.program import Address, Content, Issue, Loop, Meaning, Node, units_of
+from cpembed.accelerator.program import Loop, Node, units_of
 from cpembed.accelerator.transfers import Names, copy_instructions
 from cpembed.hw.isa import InstructionSet, Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -187,28 +187,5 @@ def _substituted(
         decided = [e.substitute(values) for e in node.guards]
         if all(e.terms or e.constant >= 0 for e in decided):
             open_guards = (e for e in decided if e.terms)
-            yield replace(_issue(node, values), guards=(*open_guards, *guards))
-
-
-def _issue(issue: Issue, values: Mapping[str, IndexExpr]) -> Issue:
-    """Return an instruction with values for loops, except for its guards."""
-
-    def at(e: IndexExpr) -> IndexExpr:
-        return e.substitute(values)
-
-    def address(a: Address) -> Address:
-        return replace(a, base=at(a.base), lane=at(a.lane))
-
-    meaning = issue.meaning
-    if meaning is not None:
-        meaning = Meaning(meaning.statement, {n: at(e) for n, e in meaning.points.items()})
-    return replace(
-        issue,
-        operands={name: address(a) for name, a in issue.operands.items()},
-        sizes={name: tuple(at(e) for e in size) for name, size in issue.sizes.items()},
-        contents={
-            name: Content(c.tensor, tuple(at(e) for e in c.index))
-            for name, c in issue.contents.items()
-        },
-        meaning=meaning,
-    )
+            issue = node.mapped(lambda e: e.substitute(values))
+            yield replace(issue, guards=(*open_guards, *guards))

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from cpembed.accelerator.buffer_specs import BufferSpec, buffer_specs, shared_index
 from cpembed.accelerator.matching import Match
-from cpembed.accelerator.operand_rows import row_distances, walked_steps
+from cpembed.accelerator.operand_rows import OperandRows
 from cpembed.accelerator.problem import (
     OperatorProblem,
     PlanningError,
@@ -103,14 +103,7 @@ class Template:
         return next(b for b in self.buffers if b.key == (tensor, memory))
 
     def variant(self, instruction: IsaInstruction, accumulates: bool) -> IsaInstruction | None:
-        """Return the instruction that differs only in whether it goes on from its output.
-
-        Parameters
-        ----------
-        instruction : IsaInstruction
-        accumulates : bool
-            True for the one that goes on.
-        """
+        """Return the instruction that differs only in whether it goes on from its output."""
         for alternative in self.machine.instructions.values():
             if (
                 alternative.accumulates == accumulates
@@ -133,12 +126,6 @@ class Template:
 
         Those that write main memory in sizes set at run time end with the tensor; in rows, others
         need whole granules.
-
-        Parameters
-        ----------
-        step : Step
-        axis : str
-            Name of the shared axis.
         """
         is_exact = self._writes_main(step) and axis not in step.padded
         return self.true_extents[axis] if is_exact else self.extents[axis]
@@ -147,12 +134,6 @@ class Template:
         """Return how far a statement needs its output in main memory along a shared axis.
 
         What instructions write in rows is copied to main memory without margins.
-
-        Parameters
-        ----------
-        step : Step
-        axis : str
-            Name of the shared axis.
         """
         return self.extent(step, axis) if self._writes_main(step) else self.true_extents[axis]
 
@@ -177,13 +158,11 @@ class Template:
 
 def is_possible(statement: Statement, match: Match) -> bool:
     """Return False for a match whose operands no layout suits."""
-    axes = {axis.name: axis.name for axis in statement.computation.axes}
-    step = Step(0, statement, match, match.instruction, axes)
+    step = Step.of_match(statement, match)
     try:
         for operand, place in match.instruction.places.items():
             if place.dimensions and (place.rows or place.lanes):
-                for _ in row_distances(step, operand):
-                    pass
+                list(OperandRows(step, operand).row_distances())
             elif place.dimensions:
                 _check_direct(step, operand)
     except PlanningError:
@@ -272,8 +251,8 @@ def _check_direct(step: Step, operand: str) -> None:
     """Check that an operand in main memory does not walk parts of two dimensions at once."""
     shape = step.statement.computation.operand(step.access(operand).operand).shape
     for axis in step.instruction.axes:
-        traversed = [w for w in walked_steps(step, axis.name, operand) if w[2] > 1]
-        if any(count < shape[dimension] for dimension, _, count in traversed[1:]):
+        walks = [w for w in OperandRows(step, operand).walks(axis.name) if w.size > 1]
+        if any(walk.size < shape[walk.dimension] for walk in walks[1:]):
             raise PlanningError(
                 f"rejected: {step.instruction.name} walks parts of two dimensions of "
                 f"{step.tensor(operand)} in main memory at once, which have no common stride: "

@@ -428,14 +428,7 @@ class TilingSearch:
         )
 
     def exclude(self, candidate: Candidate, tensor: str) -> None:
-        """Exclude all tilings that tile the axes of a tensor as a candidate does.
-
-        Parameters
-        ----------
-        candidate : Candidate
-        tensor : str
-            Tensor that instructions cannot address in the candidate.
-        """
+        """Exclude all tilings that tile the axes of a tensor as a candidate does."""
         assert self.entries is not None
         place = candidate.place
         origin = self.models[int(self.number[place])]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.accelerator.program import Address, Issue, Loop, Node, Program
+from cpembed.accelerator.program import Address, Issue, Loop, Node, Program, execution_count
 from cpembed.errors import ProgramError
 from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.dtypes import is_integer
@@ -116,10 +116,10 @@ class Trace:
     @cached_property
     def executions(self) -> int:
         """Number of executions if no guard excluded any."""
-        return _executions(self.program.body)
+        return execution_count(self.program.body)
 
     def __iter__(self) -> Iterator[Piece]:
-        numbers = {id(issue): number for number, issue in _numbered(self.program.body)}
+        numbers = {id(issue): number for number, issue in enumerate(self.issues)}
         for nodes, outer in _parts(self.program.body, {}):
             yield self._piece(nodes, outer, numbers)
 
@@ -152,7 +152,7 @@ class Trace:
     def _piece(
         self, nodes: tuple[Node, ...], outer: Mapping[str, int], numbers: Mapping[int, int]
     ) -> Piece:
-        total = _executions(nodes)
+        total = execution_count(nodes)
         records = np.zeros((total, self.width), np.int64)
         issues = np.full(total, -1, np.int32)
         for loops, issue, offset in _flattened(nodes, (), 0):
@@ -278,7 +278,7 @@ def _problem(machine: InstructionSet, issue: Issue, loops: Sequence[str]) -> str
                 f"{name}, of unit {instruction.unit}, cannot use channel {channel!r}, whose {end} "
                 f"is {unit or 'not described'}"
             )
-    for expression in _expressions(issue):
+    for expression in issue.expressions:
         for iterator in expression.iterators:
             if iterator not in loops:
                 return f"{name} uses {iterator}, and no loop around it has that name"
@@ -288,15 +288,6 @@ def _problem(machine: InstructionSet, issue: Issue, loops: Sequence[str]) -> str
         if axis not in arguments and size != (IndexExpr((), fixed or 0),):
             return f"{name} has no size {axis} that is an argument: leave it out"
     return None
-
-
-def _expressions(issue: Issue) -> Iterator[IndexExpr]:
-    for address in issue.operands.values():
-        yield address.base
-        yield address.lane
-    for size in issue.sizes.values():
-        yield from size
-    yield from issue.guards
 
 
 def _operand(issue: Issue, name: str) -> Address:
@@ -355,32 +346,13 @@ def _immediate(issue: Issue, name: str, address: Address, dtype: str) -> _Column
 # -- pieces ---------------------------------------------------------------------------------------
 
 
-def _executions(nodes: tuple[Node, ...]) -> int:
-    return sum(
-        node.extent * _executions(node.body) if isinstance(node, Loop) else 1 for node in nodes
-    )
-
-
-def _numbered(nodes: tuple[Node, ...]) -> Iterator[tuple[int, Issue]]:
-    """Yield each instruction of the text with its number."""
-
-    def walk(nodes: tuple[Node, ...]) -> Iterator[Issue]:
-        for node in nodes:
-            if isinstance(node, Loop):
-                yield from walk(node.body)
-            else:
-                yield node
-
-    yield from enumerate(walk(nodes))
-
-
 def _flattened(
     nodes: tuple[Node, ...], loops: tuple[tuple[Loop, int], ...], offset: int
 ) -> Iterator[tuple[tuple[tuple[Loop, int], ...], Issue, int]]:
     """Yield the instructions with the loops around them, each with its step in executions."""
     for node in nodes:
         if isinstance(node, Loop):
-            step = _executions(node.body)
+            step = execution_count(node.body)
             yield from _flattened(node.body, (*loops, (node, step)), offset)
             offset += node.extent * step
         else:
@@ -395,7 +367,7 @@ def _parts(
     pending: list[Node] = []
     length = 0
     for node in nodes:
-        size = _executions((node,))
+        size = execution_count((node,))
         if length + size > PIECE_EXECUTIONS and pending:
             yield tuple(pending), dict(outer)
             pending, length = [], 0
@@ -411,7 +383,7 @@ def _parts(
 def _parts_of_loop(
     loop: Loop, outer: Mapping[str, int]
 ) -> Iterator[tuple[tuple[Node, ...], dict[str, int]]]:
-    body = _executions(loop.body)
+    body = execution_count(loop.body)
     if body > PIECE_EXECUTIONS:
         for value in range(loop.extent):
             yield from _parts(loop.body, {**outer, loop.name: value})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from cpembed.accelerator.addressing import (
@@ -21,7 +21,7 @@ from cpembed.accelerator.boxes import Box, guards
 from cpembed.accelerator.problem import AddressingError
 from cpembed.accelerator.program import Issue, Loop, Node, Size
 from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind
-from cpembed.ir.expression import Access, Cast, Constant, Expression
+from cpembed.ir.expression import Access, Constant, Expression, copied_read
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 
@@ -55,9 +55,10 @@ def copy_instructions(machine: InstructionSet) -> tuple[CopyInstruction, ...]:
                 CopyInstruction(instruction, filled, destination, ("", place.memory), place.dtype)
             )
             continue
-        source = _copied(statements[0].value)
-        if source is None or len(instruction.inputs) != 1:
+        read = copied_read(statements[0].value)
+        if read is None or len(instruction.inputs) != 1:
             continue
+        source = read.operand
         pair = places[source].memory, places[destination].memory
         if places[source].dtype == places[destination].dtype and _are_addressed(machine, pair):
             copies.append(
@@ -73,12 +74,6 @@ def _filled(instruction: IsaInstruction, value: Expression) -> str | None:
     if isinstance(value, Access) and instruction.places[value.operand].memory == IMMEDIATE:
         return value.operand
     return None
-
-
-def _copied(value: Expression) -> str | None:
-    while isinstance(value, Cast):
-        value = value.arg
-    return value.operand if isinstance(value, Access) else None
 
 
 def _are_addressed(machine: InstructionSet, names: Sequence[str]) -> bool:
@@ -417,18 +412,4 @@ def renamed(node: Node, new: Mapping[str, str]) -> Node:
         body = tuple(renamed(n, new) for n in node.body)
         return Loop(new.get(node.name, node.name), node.extent, body)
 
-    def change(e: IndexExpr) -> IndexExpr:
-        return e.rename(lambda name: new.get(name, name))
-
-    return replace(
-        node,
-        operands={
-            k: replace(a, base=change(a.base), lane=change(a.lane))
-            for k, a in node.operands.items()
-        },
-        sizes={k: tuple(map(change, s)) for k, s in node.sizes.items()},
-        guards=tuple(map(change, node.guards)),
-        contents={
-            k: replace(c, index=tuple(map(change, c.index))) for k, c in node.contents.items()
-        },
-    )
+    return node.mapped(lambda e: e.rename(lambda name: new.get(name, name)))

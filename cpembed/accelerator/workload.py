@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cpembed.accelerator.cost import moved_entries, summed
 from cpembed.accelerator.energy import energy_table
-from cpembed.accelerator.executor import Run, compile_executor, execute
+from cpembed.accelerator.executor import (
+    ProgramRuns,
+    Run,
+    compile_executor,
+    execute,
+    largest_difference,
+    rounding_tolerance,
+)
 from cpembed.accelerator.lowering import OperatorPlan
 from cpembed.accelerator.operator_search import OperatorSearch
 from cpembed.accelerator.program import Array, Program
@@ -20,25 +27,17 @@ from cpembed.accelerator.specification import Specification, Statement
 from cpembed.errors import LoweringError
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import is_integer, numpy_dtype
+from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.provenance import Provenance
 from cpembed.steps import PhaseProgress, silent
 
-# Programs add in another order than the reference, which rounds once.
-_RELATIVE = 2e-5
 
+@dataclass(frozen=True, kw_only=True)
+class WorkloadRun(ProgramRuns):
+    """Outcome of a workload on an accelerator, compared with the reference.
 
-@dataclass(frozen=True)
-class WorkloadRun:
-    """Outcome of a workload on an accelerator.
-
-    Attributes
-    ----------
-    plans, programs, proofs, runs : tuple
-        One of each for every program, which follow each other.
-    error, tolerance : float
-        Largest difference from the reference, and the one that rounding explains (0 for integers).
+    ``plans``, ``programs`` and ``proofs`` have one for each of the runs.
     """
 
     workload: Computation
@@ -46,14 +45,6 @@ class WorkloadRun:
     plans: tuple[OperatorPlan, ...]
     programs: tuple[Program, ...]
     proofs: tuple[ProgramProof, ...]
-    runs: tuple[Run, ...]
-    error: float
-    tolerance: float
-
-    @property
-    def cycles(self) -> float:
-        """Cycles of all programs, one after the other."""
-        return math.fsum(run.cycles for run in self.runs)
 
     @property
     def estimated_cycles(self) -> float:
@@ -64,18 +55,6 @@ class WorkloadRun:
     def bound(self) -> float:
         """Lower bound on the cycles of programs with the same matches."""
         return math.fsum(plan.cycles_bound for plan in self.plans)
-
-    @property
-    def is_right(self) -> bool:
-        """True if the result is that of the reference."""
-        return self.error <= self.tolerance
-
-    def total(self, counts: str) -> dict[Any, float]:
-        """Return the sums over all programs of a mapping that each run has."""
-        totals: Counter[Any] = Counter()
-        for run in self.runs:
-            totals.update(getattr(run, counts))
-        return dict(totals)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``run --json``."""
@@ -99,11 +78,8 @@ class WorkloadRun:
             "us": self.cycles / self.machine.clock_mhz,
             "unit_cycles": self.total("unit_cycles"),
             "executions": self.total("executions"),
-            "bytes": [
-                {"memory": memory, "direction": direction, "bytes": count}
-                for (memory, direction), count in self.total("moved").items()
-            ],
-            "energy_pj": math.fsum(run.energy_pj for run in self.runs),
+            "bytes": moved_entries(self.total("moved")),
+            "energy_pj": self.energy_pj,
             "energy_by_level_pj": self.total("energy"),
             "verified": self.is_right,
             "max_error": self.error,
@@ -167,11 +143,7 @@ def workload_plans(
 def plan_document(plans: Sequence[OperatorPlan], machine: InstructionSet) -> dict[str, Any]:
     """Return the costs of plans, one program after the other, for documents."""
     table = energy_table(machine)
-    levels: Counter[str] = Counter()
-    moved: Counter[tuple[str, str]] = Counter()
-    for plan in plans:
-        levels.update(table.by_level(plan.cost.executions, plan.cost.moved))
-        moved.update(plan.cost.moved)
+    levels = summed(table.by_level(plan.cost.executions, plan.cost.moved) for plan in plans)
     cycles = math.fsum(plan.cost.cycles for plan in plans)
     return {
         "provenance": Provenance.ESTIMATED.value,
@@ -180,11 +152,8 @@ def plan_document(plans: Sequence[OperatorPlan], machine: InstructionSet) -> dic
         "bound_cycles": math.fsum(plan.cycles_bound for plan in plans),
         "us": cycles / machine.clock_mhz,
         "clock_mhz": machine.clock_mhz,
-        "bytes": [
-            {"memory": memory, "direction": direction, "bytes": count}
-            for (memory, direction), count in moved.items()
-        ],
-        "energy_by_level_pj": dict(levels),
+        "bytes": moved_entries(summed(plan.cost.moved for plan in plans)),
+        "energy_by_level_pj": levels,
         "energy_sources": dict(table.sources),
     }
 
@@ -233,9 +202,13 @@ def run_workload(
             contents[name] = program.tensors[name].array(run.buffers[name])
         runs.append(run)
     expected = reference(workload, arrays)
-    actual = contents[workload.output.name].astype(np.float64)
-    error = float(np.abs(actual - expected.astype(np.float64)).max(initial=0.0))
-    tolerance = 0.0
-    if not is_integer(workload.output.dtype):
-        tolerance = _RELATIVE * float(np.abs(expected.astype(np.float64)).max(initial=0.0))
-    return WorkloadRun(workload, machine, plans, programs, proofs, tuple(runs), error, tolerance)
+    return WorkloadRun(
+        workload=workload,
+        machine=machine,
+        plans=plans,
+        programs=programs,
+        proofs=proofs,
+        runs=tuple(runs),
+        error=largest_difference(contents[workload.output.name], expected),
+        tolerance=rounding_tolerance(expected),
+    )

@@ -356,8 +356,7 @@ def reshaped_axis(shape: Sequence[int], axis: int, new_shape: Sequence[int]) -> 
 
 def zeros_of(kind: TensorType) -> np.ndarray[Any, Any]:
     """Return an array of zeros of a type."""
-    dtype = numpy_dtype(kind.dtype) if kind.dtype == "bfloat16" else np.dtype(kind.dtype)
-    return np.zeros(kind.shape, dtype)
+    return np.zeros(kind.shape, numpy_dtype(kind.dtype))
 
 
 def _check_size(kind: TensorType) -> None:

@@ -27,6 +27,7 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import row_major_strides
 
 Scaling = dict[str, Callable[[Array, Array], str]]
@@ -91,6 +92,18 @@ class Emitter(ABC):
         order = tuple(order)
         return tensor if order == tuple(range(len(order))) else self.emit(Transpose(order), tensor)
 
+    def moved(self, tensor: str, source: int, target: int) -> str:
+        """Move an axis to another place; each is counted from the front, or from the end."""
+        order = [*range(len(self.shape(tensor)))]
+        target %= len(order)
+        order.insert(target, order.pop(source))
+        return self.transposed(tensor, order)
+
+    def windows(self, x: str, axis: int, size: int, step: int) -> str:
+        """Gather the windows of an axis: an axis of them and one of their elements replace it."""
+        starts = np.arange((self.shape(x)[axis] - size) // step + 1) * step
+        return self.emit(Gather(axis), x, self.tensor(starts[:, None] + np.arange(size)))
+
     def expanded(self, tensor: str, shape: Sequence[int]) -> str:
         shape = tuple(shape)
         return tensor if shape == self.shape(tensor) else self.emit(Expand(shape), tensor)
@@ -113,7 +126,7 @@ class Emitter(ABC):
         if dtype == "bool":
             expression = differ(X, 0)
         else:
-            expression = truncated(X) if is_float(current) and not is_float(dtype) else X
+            expression = truncated(X) if is_integer(dtype) and not is_integer(current) else X
         return self.elementwise(expression, tensor, dtype=dtype)
 
     def channels(self, vector: str, rank: int) -> str:
@@ -277,8 +290,3 @@ def numbers_beside(axis: int, index_shape: Sequence[int], shape: Sequence[int]) 
         if k != axis:
             numbers += coordinates * row_major_strides(shape)[k]
     return numbers
-
-
-def is_float(dtype: str) -> bool:
-    """Return True for an element type of floats, whose names numpy does not all know."""
-    return dtype == "bfloat16" or np.dtype(dtype).kind == "f"

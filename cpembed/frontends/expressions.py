@@ -247,6 +247,35 @@ def shifted_right(x: Scalar, count: Scalar, *, is_unsigned: bool) -> Scalar:
     return where(less(0, count), apply("bit_and", shifted, apply("bit_not", lost)), x)
 
 
+def remainder(a: Scalar, b: Scalar) -> Scalar:
+    """Return the exact remainder of a floored division, which has the sign of the divisor."""
+    rest = apply("rem", a, b)
+    is_moved = apply("and", differ(rest, 0), have_other_signs(rest, b))
+    return where(is_moved, add(rest, b), rest)
+
+
+def have_other_signs(a: Scalar, b: Scalar) -> Scalar:
+    """Return whether one of two numbers is below 0 and the other is not."""
+    return differ(less(a, 0), less(b, 0))
+
+
+UNARY: Mapping[str, Callable[[Scalar], Scalar]] = {
+    **{name: function(name) for name in PLAIN},
+    "reciprocal": lambda x: div(1.0, x),
+    "tan": lambda x: div(apply("sin", x), apply("cos", x)),
+    "sinh": sinh,
+    "cosh": cosh,
+    "asin": arc_sine,
+    "acos": arc_cosine,
+    "atan": function("atan"),
+    "asinh": inverse_sinh,
+    "acosh": inverse_cosh,
+    "atanh": inverse_tanh,
+    "relu": relu,
+    "mish": mish,
+}
+"""Functions that all frameworks have by the same name."""
+
 SMALL_POWERS: Mapping[float, Callable[[Scalar], Scalar]] = {
     1: lambda x: x,
     2: lambda x: mul(x, x),

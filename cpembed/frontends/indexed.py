@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.emitter import Emitter, is_float, numbers_beside
+from cpembed.frontends.emitter import Emitter, numbers_beside
 from cpembed.frontends.expressions import X, Y, Z, add, differ, less, mul, sub, where
 from cpembed.frontends.products import Window
 from cpembed.graph.kinds import Input, Pad, Reduce, Scatter, Slice, Sort
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import row_major_strides
 from cpembed.ir.scalars import apply
 
@@ -199,7 +200,7 @@ def maxima_with_places(call: Emitter, x: str, window: Window, numbers: Array) ->
     lead = [0] * (len(shape) - axes)
     before, after = (*lead, *window.before), (*lead, *window.after)
     dtype = call.dtype(x)
-    least = -math.inf if is_float(dtype) else int(np.iinfo(dtype).min)
+    least = int(np.iinfo(dtype).min) if is_integer(dtype) else -math.inf
     padded = call.emit(Pad(before, after, least), x) if any((*before, *after)) else x
     widths = list(zip(window.before, window.after, strict=True))
     places = np.pad(numbers, widths, constant_values=-1)
@@ -218,8 +219,10 @@ def maxima_with_places(call: Emitter, x: str, window: Window, numbers: Array) ->
             best, best_place = value, call.expanded(place, result.shape)
             continue
         # Padding, whose number is -1, is never a maximum; any pixel comes before it.
-        larger = apply("or", less(X, Y), apply("and", differ(Y, Y), differ(X, Y)))
-        larger = apply("and", larger, apply("not", differ(X, X))) if is_float(dtype) else less(X, Y)
+        larger = less(X, Y)
+        if not is_integer(dtype):
+            larger = apply("or", larger, apply("and", differ(Y, Y), differ(X, Y)))
+            larger = apply("and", larger, apply("not", differ(X, X)))
         first = apply("or", less(Input(2), 0), larger)
         inside = apply("and", first, apply("less_equal", 0, Input(3)))
         is_better = call.elementwise(inside, best, value, best_place, place, dtype="bool")
@@ -248,9 +251,7 @@ def unpooled(call: Emitter, x: str, places: str, sizes: Sequence[int]) -> str:
     return call.reshaped(result, (n, c, *sizes))
 
 
-def overlapped(
-    call: Emitter, columns: str, sizes: Sequence[int], window: Window, counts: Sequence[int]
-) -> str:
+def overlapped(call: Emitter, columns: str, sizes: Sequence[int], window: Window) -> str:
     """Sum the columns of windows into the image that they were taken from.
 
     Parameters
@@ -258,13 +259,13 @@ def overlapped(
     call : Emitter
     columns : str
         Tensor [n, c * taps, windows].
-    sizes, counts : sequence of int
-        Sizes of the image, and number of windows along each of its axes.
+    sizes : sequence of int
+        Sizes of the image.
     window : Window
         The window.
     """
     n, rows, windows = call.shape(columns)
-    taps = math.prod(window.taps)
+    taps, counts = math.prod(window.taps), window.counts(sizes)
     channels = rows // taps
     places = np.zeros((*window.taps, *counts), np.int64)
     inside = np.ones(places.shape, np.bool_)

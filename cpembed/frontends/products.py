@@ -69,6 +69,11 @@ class Window:
         """Number of pixels from the first tap to the last."""
         return self.dilations[axis] * (self.taps[axis] - 1) + 1
 
+    def counts(self, image: Sequence[int]) -> tuple[int, ...]:
+        """Return the number of windows along each axis of an image."""
+        padded = map(sum, zip(image, self.before, self.after, strict=True))
+        return tuple((size - self.reach(k)) // self.strides[k] + 1 for k, size in enumerate(padded))
+
     def rounded_up(self, image: Sequence[int]) -> Window:
         """Add padding after the image, so that the number of windows is rounded up."""
         after: list[int] = []

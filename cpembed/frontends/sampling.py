@@ -17,6 +17,7 @@ import numpy as np
 from cpembed.errors import WorkloadError
 from cpembed.frontends.composites import Composites
 from cpembed.frontends.expressions import X, Y, Z, add, clip, div, function, mul, sub, where
+from cpembed.frontends.products import Window
 from cpembed.graph.kinds import Gather, Input, Reduce, Scalar
 from cpembed.graph.kinds.base import Array
 from cpembed.ir.scalars import apply
@@ -151,7 +152,7 @@ def sampled(
     """
     n, c, *sizes = call.shape(image)
     dtype = call.dtype(image)
-    rows = call.transposed(image, (0, *range(2, 2 + len(sizes)), 1))
+    rows = call.moved(image, 1, -1)
     rows = call.reshaped(rows, (n * math.prod(sizes), c))
     tensors: list[str] = []
     terms: list[Scalar] = []
@@ -305,7 +306,7 @@ def deformed_columns(
     image: str,
     offsets: str,
     mask: str | None,
-    window: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]],
+    window: Window,
     groups: int,
 ) -> str:
     """Emit the elements that the taps of a deformable convolution read (Dai et al. 2017).
@@ -317,8 +318,8 @@ def deformed_columns(
         Tensors [n, c, rows, columns] and [n, groups * taps * 2, height, width], rows first.
     mask : str or None
         Factors [n, groups * taps, height, width].
-    window : tuple of sequence of int
-        Taps, strides, dilations, and padding before the image, of both axes.
+    window : Window
+        Window of both image axes.
     groups : int
         Groups of channels with offsets of their own.
 
@@ -328,15 +329,14 @@ def deformed_columns(
         Tensor [n, c, taps, height * width].
     """
     n, c, *sizes = call.shape(image)
-    taps, strides, dilations, before = window
     *_, height, width = call.shape(offsets)
-    count, points = math.prod(taps), height * width
+    count, points = math.prod(window.taps), height * width
     grouped = call.reshaped(image, (n * groups, c // groups, *sizes))
     offsets = call.reshaped(offsets, (n * groups, count, 2, height, width))
     axes: list[list[Neighbour]] = []
     for k, size in enumerate(sizes):
-        tap = np.indices(taps)[k].reshape(count, 1, 1) * dilations[k]
-        at = np.indices((height, width))[k][None] * strides[k] - before[k]
+        tap = np.indices(window.taps)[k].reshape(count, 1, 1) * window.dilations[k]
+        at = np.indices((height, width))[k][None] * window.strides[k] - window.before[k]
         column = call.reshaped(call.part(offsets, 2, k, k + 1), (n * groups, count, height, width))
         base = call.tensor((tap + at).astype(np.float32))
         places = call.elementwise(add(X, Y), call.cast(column, "float32"), base)
@@ -366,11 +366,8 @@ def along_axis(call: Composites, x: str, axis: int, matrix: Array) -> str:
         Axis of the lines.
     matrix : ndarray
     """
-    rank = len(call.shape(x))
-    order = [*(k for k in range(rank) if k != axis), axis]
     columns = call.tensor(np.ascontiguousarray(matrix.T).astype(call.dtype(x)))
-    product = call.matmul(call.transposed(x, order), columns)
-    return call.transposed(product, [order.index(k) for k in range(rank)])
+    return call.moved(call.matmul(call.moved(x, axis, -1), columns), -1, axis)
 
 
 LARGEST_FACTOR = 128

@@ -161,7 +161,7 @@ class Loop(Kind):
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         types = self.types([TensorType.of_array(array) for array in inputs])
         _, states, _, _ = self.split_inputs(inputs)
-        results = [np.zeros(kind.shape, _dtype_of(kind.dtype)) for kind in types[self.states :]]
+        results = [np.zeros(kind.shape, numpy_dtype(kind.dtype)) for kind in types[self.states :]]
         limit = self.limit(inputs)
         for number, step in enumerate(self.run(inputs)):
             _, states, parts = step
@@ -215,10 +215,6 @@ class Loop(Kind):
 
 def _nothing(name: str) -> bool:
     return False
-
-
-def _dtype_of(dtype: str) -> np.dtype[np.generic]:
-    return numpy_dtype(dtype) if dtype == "bfloat16" else np.dtype(dtype)
 
 
 # -- graphs inside graphs -----------------------------------------------------------------------

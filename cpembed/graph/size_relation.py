@@ -21,12 +21,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds.base import Array
+from cpembed.graph.kinds.base import Array, Kind
+from cpembed.ir.dtypes import is_integer
 
 
 class SizeObstacle(WorkloadError):  # noqa: N818 - an obstacle is a result as often as an error
@@ -54,10 +56,47 @@ Axes = tuple[tuple[Factor, ...], ...]
 """Factors of each axis of a tensor, the outermost first; none for an axis of extent 1."""
 
 
-def require_same(before: Operator, after: Operator) -> None:
-    """Raise :class:`SizeObstacle` if the attributes of an operator depend on the sizes."""
-    if before.kind != after.kind:
+K = TypeVar("K", bound=Kind)
+
+
+def extents_of(factors: Iterable[Factor]) -> tuple[int, int]:
+    """Return the extents in both graphs of factors that are joined."""
+    factors = list(factors)
+    return math.prod(f.small for f in factors), math.prod(f.large for f in factors)
+
+
+def kinds_of(before: Operator, after: Operator, kind: type[K]) -> tuple[K, K]:
+    """Return the kinds of an operator at both sizes.
+
+    Parameters
+    ----------
+    before, after : Operator
+        Operator at both sizes.
+    kind : type
+        Class of its kind.
+    """
+    assert isinstance(before.kind, kind)
+    assert isinstance(after.kind, kind)
+    return before.kind, after.kind
+
+
+def same_kind(before: Operator, after: Operator, kind: type[K]) -> K:
+    """Return the kind of an operator whose attributes do not depend on the sizes.
+
+    Parameters
+    ----------
+    before, after, kind
+        As for :func:`kinds_of`.
+
+    Raises
+    ------
+    SizeObstacle
+        For attributes that do.
+    """
+    small, large = kinds_of(before, after, kind)
+    if small != large:
         raise SizeObstacle("has attributes that depend on the sizes")
+    return large
 
 
 @dataclass(frozen=True)
@@ -157,6 +196,10 @@ class Comparison:
     countings: list[Counting] = field(default_factory=list[Counting])
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _operator: int = 0
+
+    def read(self, after: Operator, slot: int = 0) -> Axes:
+        """Return the factors of an input of an operator of the larger graph."""
+        return self.axes[after.inputs[slot]]
 
     # -- factors ----------------------------------------------------------------------------------
 
@@ -302,7 +345,7 @@ class Comparison:
             self.axes[name] = self.plain(small.inputs[name].shape, kind.shape)
             for factor in itertools.chain.from_iterable(self.axes[name]):
                 self.fillings[name, factor.number] = 0
-            if not kind.dtype.startswith(("float", "bfloat")):
+            if is_integer(kind.dtype):
                 self.finite.add(name)
         outputs = self.outputs({name: name for name in large.inputs})
         return Relation(
@@ -375,7 +418,7 @@ class Comparison:
         """Compare a constant at both sizes, and name its factors."""
         a, b = self.small.constants[before], self.large.constants[after]
         if after in self.axes:
-            if tuple(_extents(self.axes[after], "small")) != a.shape:
+            if tuple(extents_of(axis)[0] for axis in self.axes[after]) != a.shape:
                 raise SizeObstacle(f"reads a constant of another shape, {before}")
             return
         axes = self.plain(a.shape, b.shape)
@@ -398,11 +441,6 @@ def _equal(a: Array, b: Array) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _extents(axes: Axes, which: str) -> Iterator[int]:
-    for axis in axes:
-        yield math.prod(getattr(factor, which) for factor in axis)
 
 
 def _merged(factors: Sequence[Factor]) -> tuple[tuple[int, int], ...]:

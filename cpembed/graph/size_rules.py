@@ -18,7 +18,16 @@ from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Input
 from cpembed.graph.kinds.base import Kind, axis_of
 from cpembed.graph.loop import Loop
-from cpembed.graph.size_relation import Axes, Comparison, Factor, Rule, SizeObstacle, require_same
+from cpembed.graph.size_relation import (
+    Axes,
+    Comparison,
+    Factor,
+    Rule,
+    SizeObstacle,
+    extents_of,
+    kinds_of,
+    same_kind,
+)
 from cpembed.graph.special_size_rules import SPECIAL_RULES, loop_rule
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer, neutral_element
@@ -47,18 +56,11 @@ def compare(state: Comparison, before: Operator, after: Operator) -> None:
     for a, b, axes in zip(before.outputs, after.outputs, results, strict=True):
         small, large = state.small.types[a], state.large.types[b]
         pairs = tuple(zip(small.shape, large.shape, strict=True))
-        extents = tuple(
-            (math.prod(f.small for f in axis), math.prod(f.large for f in axis)) for axis in axes
-        )
-        if small.dtype != large.dtype or pairs != extents:
+        if small.dtype != large.dtype or pairs != tuple(map(extents_of, axes)):
             raise SizeObstacle(f"yields {small} at one size and {large} at another")
         state.axes[b] = axes
-        if not large.dtype.startswith(("float", "bfloat")):
+        if is_integer(large.dtype):
             state.finite.add(b)
-
-
-def _read(state: Comparison, after: Operator, slot: int = 0) -> Axes:
-    return state.axes[after.inputs[slot]]
 
 
 def _flat(axes: Sequence[Sequence[Factor]]) -> list[Factor]:
@@ -83,19 +85,17 @@ def _moved(state: Comparison, after: Operator, axes: Axes) -> Axes:
 
 def _reshape(state: Comparison, before: Operator, after: Operator) -> Axes:
     small, large = state.small.types[before.output], state.large.types[after.output]
-    return _moved(state, after, state.regrouped(_read(state, after), small.shape, large.shape))
+    return _moved(state, after, state.regrouped(state.read(after), small.shape, large.shape))
 
 
 def _transpose(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    assert isinstance(after.kind, kinds.Transpose)
-    axes = _read(state, after)
-    return _moved(state, after, tuple(axes[axis] for axis in after.kind.order))
+    kind, axes = same_kind(before, after, kinds.Transpose), state.read(after)
+    return _moved(state, after, tuple(axes[axis] for axis in kind.order))
 
 
 def _expand(state: Comparison, before: Operator, after: Operator) -> Axes:
     small, large = state.small.types[before.output].shape, state.large.types[after.output].shape
-    axes = _read(state, after)
+    axes = state.read(after)
     plain = state.plain(small, large)
     lead = len(plain) - len(axes)
     source = state.large.types[after.inputs[0]].shape
@@ -106,10 +106,9 @@ def _expand(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _concat(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    assert isinstance(after.kind, kinds.Concat)
+    kind = same_kind(before, after, kinds.Concat)
     parts = [state.axes[name] for name in after.inputs]
-    axis = axis_of(after.kind.axis, len(parts[0]))
+    axis = axis_of(kind.axis, len(parts[0]))
     result = [
         () if k == axis else state.unified(part[k] for part in parts) for k in range(len(parts[0]))
     ]
@@ -120,17 +119,13 @@ def _concat(state: Comparison, before: Operator, after: Operator) -> Axes:
         state.require_fixed(_flat(along[:-1]), "puts elements after the end of")
         if len(along[-1]) != 1:
             raise SizeObstacle("concatenates along a dimension that is joined with another one")
-    sizes = [sum(math.prod(getattr(f, side) for f in part) for part in along)
-             for side in ("small", "large")]  # fmt: skip
-    result[axis] = (state.factor(*sizes),)
+    result[axis] = (state.factor(*map(sum, zip(*map(extents_of, along), strict=True))),)
     return tuple(result)
 
 
 def _slice(state: Comparison, before: Operator, after: Operator) -> Axes:
-    a, b = before.kind, after.kind
-    assert isinstance(a, kinds.Slice)
-    assert isinstance(b, kinds.Slice)
-    axes = _read(state, after)
+    a, b = kinds_of(before, after, kinds.Slice)
+    axes = state.read(after)
     small, large = state.small.types[before.inputs[0]], state.large.types[after.inputs[0]]
     result: list[tuple[Factor, ...]] = []
     for k, factors in enumerate(axes):
@@ -152,17 +147,15 @@ def _slice(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _pad(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    kind = after.kind
-    assert isinstance(kind, kinds.Pad)
+    kind = same_kind(before, after, kinds.Pad)
     result: list[tuple[Factor, ...]] = []
-    for factors, front, back in zip(_read(state, after), kind.before, kind.after, strict=True):
+    for factors, front, back in zip(state.read(after), kind.before, kind.after, strict=True):
         if not front and not back:
             result.append(factors)
             continue
         added = front + back
         if not any(factor.varies for factor in factors):
-            size = math.prod(factor.small for factor in factors) + added
+            size = extents_of(factors)[0] + added
             result.append((state.factor(size, size),))
             continue
         if len(factors) != 1 or (kind.mode != "constant" and back):
@@ -177,10 +170,9 @@ def _pad(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _gather(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    assert isinstance(after.kind, kinds.Gather)
+    kind = same_kind(before, after, kinds.Gather)
     data, indices = (state.axes[name] for name in after.inputs)
-    axis = axis_of(after.kind.axis, len(data))
+    axis = axis_of(kind.axis, len(data))
     if any(factor.varies for factor in data[axis]):
         _require_inside(state, before, after, data[axis])
     if after.inputs[0] in state.finite:
@@ -205,12 +197,10 @@ def _require_inside(
 
 
 def _resize(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    assert isinstance(after.kind, kinds.Resize)
-    axes = _read(state, after)
-    count = len(after.kind.sizes)
+    kind, axes = same_kind(before, after, kinds.Resize), state.read(after)
+    count = len(kind.sizes)
     state.require_fixed(_flat(axes[-count:]), "resizes")
-    resized = tuple((state.factor(size, size),) for size in after.kind.sizes)
+    resized = tuple((state.factor(size, size),) for size in kind.sizes)
     return (*axes[:-count], *resized)
 
 
@@ -218,7 +208,7 @@ def _resize(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _elementwise(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
+    same_kind(before, after, Kind)
     rank = max(len(state.axes[name]) for name in after.inputs)
     result: list[tuple[Factor, ...]] = []
     for k in range(-rank, 0):
@@ -262,10 +252,10 @@ def _evaluated(state: Comparison, after: Operator, axes: Axes) -> None:
 
 def _quantization(state: Comparison, before: Operator, after: Operator) -> Axes:
     assert isinstance(after.kind, kinds.Quantize | kinds.Dequantize)
-    axes = _read(state, after)
+    axes = state.read(after)
     if len(after.kind.scale) > 1 or len(after.kind.zero_point) > 1:
         state.require_fixed(axes[axis_of(after.kind.axis, len(axes))], "has scales along")
-        require_same(before, after)
+        same_kind(before, after, Kind)
         if isinstance(after.kind, kinds.Dequantize):
             state.finite.add(after.output)
         return axes
@@ -276,10 +266,7 @@ def _quantization(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _reduce(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    kind = after.kind
-    assert isinstance(kind, kinds.Reduce)
-    axes = _read(state, after)
+    kind, axes = same_kind(before, after, kinds.Reduce), state.read(after)
     dtype = state.large.types[after.inputs[0]].dtype
     reduced = {axis_of(axis, len(axes)) for axis in kind.axes}
     varying = [f for axis in sorted(reduced) for f in axes[axis] if f.varies]
@@ -299,29 +286,23 @@ def _reduce(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _softmax(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    assert isinstance(after.kind, kinds.Softmax)
-    axes = _read(state, after)
-    for factor in axes[axis_of(after.kind.axis, len(axes))]:
+    kind, axes = same_kind(before, after, kinds.Softmax), state.read(after)
+    for factor in axes[axis_of(kind.axis, len(axes))]:
         if factor.varies:
             state.mask(0, factor, -math.inf)
-            if not after.kind.log:
+            if not kind.log:
                 state.fillings[after.output, factor.number] = 0.0
     return axes
 
 
 def _layer_norm(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    assert isinstance(after.kind, kinds.LayerNorm)
-    axes = _read(state, after)
-    state.require_fixed(_flat(axes[axis_of(after.kind.axis, len(axes)) :]), "normalizes along")
+    kind, axes = same_kind(before, after, kinds.LayerNorm), state.read(after)
+    state.require_fixed(_flat(axes[axis_of(kind.axis, len(axes)) :]), "normalizes along")
     return axes
 
 
 def _pool(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    assert isinstance(after.kind, kinds.Pool)
-    axes, count = _read(state, after), len(after.kind.window)
+    axes, count = state.read(after), len(same_kind(before, after, kinds.Pool).window)
     state.require_fixed(_flat(axes[-count:]), "pools along")
     shape = state.large.types[after.output].shape
     return (*axes[:-count], *((state.factor(n, n),) for n in shape[-count:]))
@@ -331,9 +312,7 @@ def _pool(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _product(state: Comparison, before: Operator, after: Operator) -> Axes:
-    a, b = before.kind, after.kind
-    assert isinstance(a, kinds.Product)
-    assert isinstance(b, kinds.Product)
+    a, b = kinds_of(before, after, kinds.Product)
     small, large = a.computation, b.computation
     structure = replace(b, computation=small, shape=a.shape) == a
     if not structure or not _same_structure(small, large) or b.epilogue is not None:
@@ -376,11 +355,8 @@ def _axis_factors(
         for factors, index in zip(dims, large.access(b.name).index, strict=True):
             names = [term.iterator for term in index.terms]
             is_axis = len(names) == 1 and index.terms[0].coefficient == 1 and not index.constant
-            extents = small.extents, large.extents
-            if is_axis and tuple(e[names[0]] for e in extents) == tuple(
-                math.prod(getattr(f, side) for f in factors) for side in ("small", "large")
-            ):
-                name = names[0]
+            name = names[0] if is_axis else ""
+            if is_axis and (small.extents[name], large.extents[name]) == extents_of(factors):
                 along[name] = state.unified([factors, along[name]]) if name in along else factors
                 continue
             moving = [name for name in names if small.extents[name] != large.extents[name]]

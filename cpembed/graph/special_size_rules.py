@@ -16,7 +16,16 @@ from cpembed.graph import kinds
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds.base import Kind, axis_of
 from cpembed.graph.loop import Loop
-from cpembed.graph.size_relation import Axes, Comparison, Factor, Rule, SizeObstacle, require_same
+from cpembed.graph.size_relation import (
+    Axes,
+    Comparison,
+    Factor,
+    Rule,
+    SizeObstacle,
+    extents_of,
+    kinds_of,
+    same_kind,
+)
 from cpembed.ir.dtypes import is_integer, neutral_element
 
 
@@ -24,15 +33,11 @@ def _dtype(state: Comparison, after: Operator, slot: int = 0) -> str:
     return state.large.types[after.inputs[slot]].dtype
 
 
-def _read(state: Comparison, after: Operator, slot: int = 0) -> Axes:
-    return state.axes[after.inputs[slot]]
-
-
 # -- quantization ---------------------------------------------------------------------------------
 
 
 def _dynamic_quantize(state: Comparison, before: Operator, after: Operator) -> list[Axes]:
-    axes = _read(state, after)
+    axes = state.read(after)
     for factors in axes:
         for factor in factors:
             if factor.varies:
@@ -42,12 +47,12 @@ def _dynamic_quantize(state: Comparison, before: Operator, after: Operator) -> l
 
 
 def _block_dequantize(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
+    same_kind(before, after, kinds.BlockDequantize)
     for slot in range(len(after.inputs)):
-        for factors in _read(state, after, slot):
+        for factors in state.read(after, slot):
             state.require_fixed(factors, "has scales along")
     state.finite.add(after.output)
-    return _read(state, after)
+    return state.read(after)
 
 
 # -- packed weights -------------------------------------------------------------------------------
@@ -56,55 +61,44 @@ def _block_dequantize(state: Comparison, before: Operator, after: Operator) -> A
 def _rows(state: Comparison, axes: Axes, columns: int) -> Axes:
     """Return the axes of rows of some columns, which are the last axis."""
     last = axes[-1] if axes else ()
-    if any(factor.varies for factor in last) or math.prod(f.large for f in last) != columns:
+    if any(factor.varies for factor in last) or extents_of(last)[1] != columns:
         raise SizeObstacle("reads rows across a dimension whose size is open")
     return axes[:-1]
 
 
 def _grouped_product(state: Comparison, before: Operator, after: Operator) -> Axes:
-    a, b = before.kind, after.kind
-    assert isinstance(a, kinds.GroupedProduct)
-    assert isinstance(b, kinds.GroupedProduct)
+    a, b = kinds_of(before, after, kinds.GroupedProduct)
     if replace(b, shape=a.shape) != a:
         raise SizeObstacle("is another product at another size")
     # Of integers of groups, the first axis has the rows.
-    axes = _read(state, after)
+    axes = state.read(after)
     rows = axes[:1] if b.integers else _rows(state, axes, b.weights.columns)
     result = (*rows, (state.factor(b.weights.rows, b.weights.rows),))
     return state.regrouped(result, a.shape, b.shape)
 
 
 def _group_quantize(state: Comparison, before: Operator, after: Operator) -> list[Axes]:
-    require_same(before, after)
-    kind = after.kind
-    assert isinstance(kind, kinds.GroupQuantize)
-    rows = _rows(state, _read(state, after), kind.columns)
-    counts = [
-        math.prod(getattr(factor, side) for factors in rows for factor in factors)
-        for side in ("small", "large")
-    ]
-    (first,) = state.regrouped(rows, counts[:1], counts[1:])
+    kind = same_kind(before, after, kinds.GroupQuantize)
+    rows = _rows(state, state.read(after), kind.columns)
+    small, large = extents_of(factor for factors in rows for factor in factors)
+    (first,) = state.regrouped(rows, [small], [large])
     groups = (state.factor(kind.groups, kind.groups),) if kind.groups != 1 else ()
     padded = (state.factor(kind.padded, kind.padded),) if kind.padded != 1 else ()
     return [(first, groups, padded), (first, groups), (first, groups)]
 
 
 def _grouped_gather(state: Comparison, before: Operator, after: Operator) -> Axes:
-    a, b = before.kind, after.kind
-    assert isinstance(a, kinds.GroupedGather)
-    assert isinstance(b, kinds.GroupedGather)
+    a, b = kinds_of(before, after, kinds.GroupedGather)
     if replace(b, shape=a.shape) != a:
         raise SizeObstacle("selects from other weights at another size")
-    indices = _read(state, after, len(after.inputs) - 1)
+    indices = state.read(after, len(after.inputs) - 1)
     columns = state.factor(b.weights.columns, b.weights.columns)
     return state.regrouped((*indices, (columns,)), a.shape, b.shape)
 
 
 def _cache_update(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    kind = after.kind
-    assert isinstance(kind, kinds.CacheUpdate)
-    cache, update = _read(state, after), _read(state, after, 1)
+    kind = same_kind(before, after, kinds.CacheUpdate)
+    cache, update = state.read(after), state.read(after, 1)
     # Filling behind the new elements would replace elements of the cache.
     state.require_fixed((*cache[kind.axis], *update[kind.axis]), "replaces elements along")
     return tuple(
@@ -118,7 +112,7 @@ def _cache_update(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 def _line(state: Comparison, after: Operator, axis: int) -> tuple[int, Factor | None]:
     """Return the number of the axis of a line, and its factor if its size is open."""
-    axes = _read(state, after)
+    axes = state.read(after)
     axis = axis_of(axis, len(axes))
     if not any(factor.varies for factor in axes[axis]):
         return axis, None
@@ -128,13 +122,11 @@ def _line(state: Comparison, after: Operator, axis: int) -> tuple[int, Factor | 
 
 
 def _sort(state: Comparison, before: Operator, after: Operator) -> list[Axes]:
-    a, b = before.kind, after.kind
-    assert isinstance(a, kinds.Sort)
-    assert isinstance(b, kinds.Sort)
+    a, b = kinds_of(before, after, kinds.Sort)
     if replace(b, count=a.count) != a:
         raise SizeObstacle("has attributes that depend on the sizes")
     axis, factor = _line(state, after, b.axis)
-    axes = list(_read(state, after))
+    axes = list(state.read(after))
     if factor is not None:
         # What is equal stays in the order of its indices, so that the filling comes last.
         dtype = _dtype(state, after)
@@ -149,20 +141,18 @@ def _sort(state: Comparison, before: Operator, after: Operator) -> list[Axes]:
 
 
 def _scan(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    kind = after.kind
-    assert isinstance(kind, kinds.Scan)
+    kind = same_kind(before, after, kinds.Scan)
     _, factor = _line(state, after, kind.axis)
     if factor is not None:
         state.forbid_shifts([factor], "runs along")
         if kind.reverse:
             state.mask(0, factor, neutral_element(kind.operation, _dtype(state, after)))
-    return _read(state, after)
+    return state.read(after)
 
 
 def _scatter(state: Comparison, before: Operator, after: Operator) -> Axes:
-    require_same(before, after)
-    data, indices, rows = (_read(state, after, slot) for slot in range(3))
+    same_kind(before, after, kinds.Scatter)
+    data, indices, rows = (state.read(after, slot) for slot in range(3))
     state.require_fixed(data[0], "scatters along")
     for factor in indices[0]:
         if factor.varies:
@@ -203,9 +193,7 @@ def loop_rule(state: Comparison, before: Operator, after: Operator) -> list[Axes
     SizeObstacle
         If a step at the smaller sizes is no part of one at the larger ones.
     """
-    small, large = before.kind, after.kind
-    assert isinstance(small, Loop)
-    assert isinstance(large, Loop)
+    small, large = kinds_of(before, after, Loop)
     if _attributes(small) != _attributes(large):
         raise SizeObstacle("is another loop at another size")
     steps = _steps(state, small, large)
@@ -266,7 +254,7 @@ def _begin(state: Comparison, inner: Comparison, after: Operator, steps: Factor)
         if tensor in state.limits:
             inner.limits[name] = state.limits[tensor]
     for name, tensor in kind.body.inputs.items():
-        if not tensor.dtype.startswith(("float", "bfloat")):
+        if is_integer(tensor.dtype):
             inner.finite.add(name)
 
 

@@ -227,6 +227,30 @@ class IsaInstruction:
         """True if it writes registers and nothing else."""
         return not self.axes
 
+    def dimension_sizes(
+        self, operand: str, sizes: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
+        """Return the size of each dimension of an operand in an execution, by default the largest.
+
+        Parameters
+        ----------
+        operand : str
+        sizes : mapping of str to int, optional
+            Sizes of axes of the execution.
+        """
+        extents = {**self.extents, **(sizes or {})}
+        accesses = self.computation.access_maps[operand]
+        return {
+            name: 1 + max(access.index[d].bounds(extents)[1] for access in accesses)
+            for d, name in enumerate(self.places[operand].dimensions)
+        }
+
+    def lane_radices(self, operand: str) -> list[int]:
+        """Return the number of values of each digit that selects the lane of an operand."""
+        # Where a digit lies in the row is wiring: it does not move with the sizes of an execution.
+        sizes = self.dimension_sizes(operand)
+        return [digit.size(sizes[digit.axis]) for digit in self.places[operand].lanes]
+
     def occupied_cycles(self, sizes: Mapping[str, int]) -> float:
         """Return the cycles that an execution of these sizes occupies its unit."""
         complete = {**self.extents, **sizes}

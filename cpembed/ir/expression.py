@@ -187,6 +187,13 @@ def accesses(expression: Expression) -> tuple[Access, ...]:
     return tuple(node for node in walk(expression) if isinstance(node, Access))
 
 
+def copied_read(expression: Expression) -> Access | None:
+    """Return the read whose value an expression is, but for conversions; None for others."""
+    while isinstance(expression, Cast):
+        expression = expression.arg
+    return expression if isinstance(expression, Access) else None
+
+
 def yields_float(expression: Expression, dtypes: Mapping[str, str]) -> bool:
     """True if an expression's value is a float.
 

@@ -214,7 +214,7 @@ def evaluate_scalar(node: Scalar, inputs: Sequence[Array], dtype: str) -> Array:
 
 def converted(value: Array, dtype: str) -> Array:
     """Convert to an element type; floats are rounded to the nearest even integer and saturated."""
-    target = numpy_dtype(dtype) if dtype == "bfloat16" else np.dtype(dtype)
+    target = numpy_dtype(dtype)
     if target.kind in "iu" and value.dtype.kind == "f":
         limits = np.iinfo(str(target))
         largest = float(limits.max)

@@ -33,7 +33,7 @@ from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators.attention import attention_plan
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
 from cpembed.network.operators.emission import Operands
-from cpembed.network.operators.nest import PlacedTensor
+from cpembed.network.operators.nest import PlacedTensor, Tensors
 from cpembed.network.operators.tiled_kernel import AttentionPlan
 from cpembed.network.product_kernel import ProductKernel, recorded_kernel
 from cpembed.network.product_kernels import KernelRequest, ProductKernels, least_unit_us
@@ -92,7 +92,7 @@ class AttentionKernel:
         scores = math.prod(extents[axis] for axis in "bhsn")
         return scores * (extents["k"] + extents["d"])
 
-    def recorded(self, tensors: Sequence[PlacedTensor]) -> RecordedCall:
+    def recorded(self, tensors: Tensors) -> RecordedCall:
         """Return the kernel's call on new memory, to be timed."""
         buffers = [Memory(max(1, t.layout.elements), t.storage_dtype) for t in tensors]
         return RecordedCall(self.planned.plan, (*buffers, *self.planned.scratch))
@@ -164,9 +164,7 @@ class AttentionChoice:
             replace(request, in_place=(name,)) for request, name in zip(packed, "KV", strict=True)
         )
 
-    def kernel(
-        self, target: AnyTarget, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-    ) -> AttentionKernel:
+    def kernel(self, target: AnyTarget, inputs: Tensors, outputs: Tensors) -> AttentionKernel:
         """Return the kernel on row-major tensors.
 
         Parameters

@@ -19,7 +19,7 @@ from cpembed.graph.kinds import Attention
 from cpembed.network.operator_costs import estimate_copy_us
 from cpembed.network.operators.attention_softmax import ROW_GROUP
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
-from cpembed.network.operators.nest import PlacedTensor
+from cpembed.network.operators.nest import Tensors
 from cpembed.network.operators.operation_counts import WIDTH, function_operations, text_operations
 from cpembed.network.operators.work import SHORTENED, vector_steps
 from cpembed.network.product_kernels import ProductKernel
@@ -82,8 +82,8 @@ class AttentionCosts:
         self,
         products: Sequence[ProductKernel],
         recorded: Sequence[TileProduct],
-        inputs: Sequence[PlacedTensor],
-        outputs: Sequence[PlacedTensor],
+        inputs: Tensors,
+        outputs: Tensors,
     ) -> float:
         """Return the time of the whole attention on all threads.
 
@@ -102,21 +102,15 @@ class AttentionCosts:
         busy_us = count * (tiles_us + softmax_ns / 1e3)
         # Sums and quotients of each row, which are stored.
         busy_us += 3.0 * outputs[0].type.elements / WIDTH * times.operation_ns / 1e3
-        packed = sum(
-            estimate_copy_us(self.target, tensor, tensor, self.threads)
-            for product, name, tensor in zip(recorded, "KV", inputs[1:3], strict=True)
-            if product.packing(name) is not None
-        )
-        least = self._moved_us(inputs, outputs)
-        return packed + launched_us(tiles, self.threads, times, busy_us, least)
+        packed_us = packings_us(recorded, inputs, self.target, self.threads)
+        least_us = self._moved_us(inputs, outputs)
+        return packed_us + launched_us(tiles, self.threads, times, busy_us, least_us)
 
-    def _moved_us(self, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]) -> float:
+    def _moved_us(self, inputs: Tensors, outputs: Tensors) -> float:
         """Return the time in which one core reads the inputs, from the cache that holds them."""
         size = sum(tensor.bytes for tensor in (*inputs, *outputs))
-        level = next(
-            (k for k, capacity in enumerate(self.times.cache_bytes) if size <= capacity), 3
-        )
-        return size / _LINE_BYTES * self.times.load_line_ns[level] / 1e3
+        line_ns = self.times.load_line_ns[self.times.level(size)]
+        return size / _LINE_BYTES * line_ns / 1e3
 
 
 def tile_us(kernel: ProductKernel, times: HostTimes) -> float:
@@ -142,6 +136,28 @@ def tile_us(kernel: ProductKernel, times: HostTimes) -> float:
     lines = size * math.prod(second.shape) / _LINE_BYTES if is_packed else 0.0
     packing_ns = lines * (times.load_line_ns[2] + times.store_line_ns[1])
     return executing.part_us(program, kernel.schedule) + packing_ns / 1e3 + _CALL_US
+
+
+def packings_us(
+    products: Sequence[TileProduct], inputs: Tensors, target: AnyTarget, threads: int
+) -> float:
+    """Return the time in which keys and values are packed, once for all blocks of rows.
+
+    Parameters
+    ----------
+    products : sequence of TileProduct
+        Products of scores and of values.
+    inputs : sequence of PlacedTensor
+        Query, key and value, then others.
+    target : Target
+        Target whose calibration estimates copies.
+    threads : int
+    """
+    return sum(
+        estimate_copy_us(target, tensor, tensor, threads)
+        for product, name, tensor in zip(products, "KV", inputs[1:3], strict=True)
+        if product.packing(name) is not None
+    )
 
 
 def launched_us(

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from cpembed.driver import matching
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError, WorkloadError
@@ -116,11 +116,8 @@ class RunningNetwork(CallableNetwork):
         self.library = library
 
     def __repr__(self) -> str:
-        graph, types = self.compiled.graph, self.compiled.graph.types
-        arguments = ", ".join(f"{name}: {types[name]}" for name in graph.inputs)
-        results = ", ".join(f"{name}: {types[name]}" for name in graph.outputs)
-        units = self.compiled.plan.units.name
-        return f"<network {graph.name} on {units}: ({arguments}) -> {results}>"
+        graph = self.compiled.graph
+        return f"<network {graph.name} on {self.compiled.plan.units.name}: {signature(graph)}>"
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -170,6 +167,15 @@ class RunningNetwork(CallableNetwork):
 
     def close(self) -> None:
         self.library.close()
+
+
+def signature(graph: Graph) -> str:
+    """Return the inputs and outputs of a network with their types, for its text."""
+    arguments, results = (
+        ", ".join(f"{name}: {graph.types[name]}" for name in names)
+        for names in (graph.inputs, graph.outputs)
+    )
+    return f"({arguments}) -> {results}"
 
 
 def in_place(graph: Graph) -> dict[str, str]:
@@ -349,15 +355,26 @@ def compile_model(
         As :func:`compile_network` does.
     """
     units, planning = matching.network_units(target), planning or Planning()
-    if has_foreign(graph):
-        from cpembed.network.parts import compile_parts
 
-        return compile_parts(graph, units, folder, threads, planning, check=check)
+    def compiled(directory: Path) -> RunningNetwork | PartedNetwork:
+        if has_foreign(graph):
+            from cpembed.network.parts import compile_parts
+
+            return compile_parts(graph, units, directory, threads, planning, check=check)
+        return compile_network(graph, units, directory, planning, check=check).open(threads)
+
+    return in_folder(folder, compiled)
+
+
+Loaded = TypeVar("Loaded", bound=CallableNetwork)
+
+
+def in_folder(folder: Path | None, compiled: Callable[[Path], Loaded]) -> Loaded:
+    """Return a network compiled into a folder, or into a temporary one that goes with it."""
     if folder is not None:
-        return compile_network(graph, units, folder, planning, check=check).open(threads)
+        return compiled(folder)
     scratch = tempfile.TemporaryDirectory(prefix="cpembed-")
-    compiled = compile_network(graph, units, Path(scratch.name), planning, check=check)
-    network = compiled.open(threads)
+    network = compiled(Path(scratch.name))
     # Its finalizer removes the folder once the network is no longer used.
     network.scratch = scratch
     return network

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,14 +134,13 @@ def compile_sizes(
     # Before the model is read, which may take seconds.
     units = network_units(target, options.float_type)
     network = _network(model, options)
-    folder, threads = options.folder, options.threads
     planning = Planning(method=options.method, pairs=options.pairs)
     if not isinstance(network, Family):
         return build.compile_model(
             network,
             units,
-            folder=folder,
-            threads=threads,
+            folder=options.folder,
+            threads=options.threads,
             planning=planning,
             check=require_defined_results if options.verifies else None,
         )
@@ -155,15 +153,9 @@ def compile_sizes(
     def compiled(directory: Path) -> RunningFamily:
         ranges = options.ranges
         family = compile_family(network, units, directory, planning, ranges=ranges, check=check)
-        return family.open(threads)
+        return family.open(options.threads)
 
-    if folder is not None:
-        return compiled(folder)
-    scratch = tempfile.TemporaryDirectory(prefix="cpembed-")
-    running = compiled(Path(scratch.name))
-    # Its finalizer removes the folder once the network is no longer used.
-    running.scratch = scratch
-    return running
+    return build.in_folder(options.folder, compiled)
 
 
 def _network(model: str | Path | Graph | Family, options: CompileOptions) -> Graph | Family:

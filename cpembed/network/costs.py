@@ -23,7 +23,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.network.convolution_methods import ConvolutionMethod
 from cpembed.network.kernel_cache import Cache, digest_of, symbol_of
-from cpembed.network.operators import PlacedTensor
+from cpembed.network.operators.nest import Tensors
 from cpembed.network.pair_parts import ProductPart
 from cpembed.network.pairs import PairKernel
 from cpembed.network.product_kernel import ProductKernel, recorded_kernel
@@ -77,7 +77,7 @@ class KernelTimer:
         planned = pair.planned(constants)
         return self.call_us(RecordedCall(planned.plan, tuple(planned.memory.values())))
 
-    def plan_us(self, plan: KernelPlan, tensors: Sequence[PlacedTensor]) -> float:
+    def plan_us(self, plan: KernelPlan, tensors: Tensors) -> float:
         """Return the cost of a kernel on tensors; infinite if it cannot be measured."""
         buffers = tuple(
             Memory(max(1, tensor.layout.elements), tensor.storage_dtype) for tensor in tensors

@@ -7,9 +7,9 @@ with those of the graph that a front end reads at just these sizes.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cpembed.driver.matching import network_units
-from cpembed.errors import BackendUnavailable, InvariantError
+from cpembed.errors import BackendUnavailable
 from cpembed.export.library import Contents, Library, write_library
 from cpembed.graph.family import Family, Filling, Sizes, shape_text
 from cpembed.graph.graph import Array, Graph, evaluate
@@ -34,9 +34,18 @@ from cpembed.network.family import (
     plan_family,
 )
 from cpembed.network.inputs import random_inputs
+from cpembed.network.observation import difference
 from cpembed.network.plan import Planning
 from cpembed.network.run import NetworkRun, run_network
-from cpembed.network.service import NetworkRequest, float_types, links, network_document
+from cpembed.network.service import (
+    NetworkRequest,
+    WrongResultError,
+    float_types,
+    links,
+    network_document,
+    require_none,
+    written_unless_wrong,
+)
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.steps import Progress, silent, step
@@ -83,19 +92,10 @@ class FamilyResult:
 
     def require(self) -> None:
         """Raise :class:`InvariantError` if something is wrong."""
-        _require_none(self.wrong, "command line")
+        require_none(self.wrong, _FAULT, "command line")
 
 
-def _require_none(wrong: Sequence[str], cause: str) -> None:
-    if wrong:
-        raise InvariantError(
-            f"{len(wrong)} results differ from the model's ({', '.join(wrong[:3])}): "
-            f"please report this {cause}"
-        )
-
-
-class _WrongResultError(Exception):
-    """Ends the build of a library whose results are wrong before any file is written."""
+_FAULT = "results differ from the model's"
 
 
 def network_family(
@@ -126,29 +126,29 @@ def network_family(
     """
     units = network_units(request.target)
     _require_links(family, units)
-    drafts: list[tuple[FamilyPlan, list[NetworkRun | None], list[SizeCheck], CompiledFamily]] = []
+    drafts: list[tuple[FamilyPlan, list[NetworkRun | None], list[SizeCheck]]] = []
 
     def check(plan: FamilyPlan, draft: CompiledFamily) -> None:
         runs, checks = _checked(plan, draft, request, seed, progress)
-        drafts.append((plan, runs, checks, draft))
+        drafts.append((plan, runs, checks))
         if wrong_results(family, plan, runs, checks):
-            raise _WrongResultError
+            raise WrongResultError
 
-    compiled = None
-    with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch, suppress(_WrongResultError):
-        compiled = compile_family(
+    def write(folder: Path) -> Library:
+        return compile_family(
             family,
             units,
-            request.folder or Path(scratch),
+            folder,
             request.planning,
             ranges=ranges,
             name=request.name,
             contents=request.contents,
             progress=progress,
             check=check,
-        )
-    plan, runs, checks, _ = drafts[0]
-    library = None if compiled is None or request.folder is None else compiled.library
+        ).library
+
+    library = written_unless_wrong(request.folder, write)
+    plan, runs, checks = drafts[0]
     document = family_document(plan, runs, checks)
     return FamilyResult(document, library, wrong_results(family, plan, runs, checks))
 
@@ -203,7 +203,7 @@ def require_defined_sizes(plan: FamilyPlan, draft: CompiledFamily, request: Netw
     request : NetworkRequest
     """
     runs, checks = _checked(plan, draft, request, 0, silent)
-    _require_none(wrong_results(plan.family, plan, runs, checks), "model")
+    require_none(wrong_results(plan.family, plan, runs, checks), _FAULT, "model")
 
 
 def _checked(
@@ -352,18 +352,13 @@ def _outputs(
 
 def _error(actual: Array, expected: Array) -> float:
     """Return the largest error relative to the largest magnitude, infinite for another shape."""
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return float("inf")
-    if not expected.size:
-        return 0.0
-    if expected.dtype.kind in "iub":
-        share = float(np.count_nonzero(actual != expected)) / expected.size
-        return 0.0 if share <= _DIFFERENT else float("inf")
-    a, b = actual.astype(np.float64), expected.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        distances = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    size = float(np.abs(b[np.isfinite(b)]).max(initial=0.0)) or 1.0
-    return float(np.nan_to_num(distances, nan=np.inf, posinf=np.inf).max()) / size
+    same_type = actual.shape == expected.shape and actual.dtype == expected.dtype
+    if same_type and expected.dtype.kind in "iub":
+        different = np.count_nonzero(actual != expected)
+        return 0.0 if different <= _DIFFERENT * expected.size else math.inf
+    magnitudes = np.abs(expected.astype(np.float64))
+    size = float(magnitudes[np.isfinite(magnitudes)].max(initial=0.0)) or 1.0
+    return difference(actual, expected) / size
 
 
 def _tolerance(graph: Graph, float_type: FloatType) -> float:

@@ -16,6 +16,7 @@ from cpembed.graph.kinds import Elementwise, Kind, Product, TensorType
 from cpembed.ir.scalars import Apply, Input, Number, Scalar, substituted
 from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators import PlacedTensor
+from cpembed.network.operators.nest import Tensors
 from cpembed.network.operators.operation_counts import WIDTH
 from cpembed.targets.capabilities import AnyTarget, host_times
 from cpembed.targets.registry import native_targets, open_target
@@ -48,8 +49,8 @@ def host_target(accelerator: AnyTarget) -> AnyTarget:
 
 def operator_on_host(
     kind: Kind,
-    inputs: Sequence[PlacedTensor],
-    outputs: Sequence[PlacedTensor],
+    inputs: Tensors,
+    outputs: Tensors,
     host: AnyTarget,
 ) -> HostWork:
     """Return the work of an operator that the host executes as a whole.

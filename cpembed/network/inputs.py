@@ -17,7 +17,7 @@ from cpembed.files import make_folder, open_regular, write_whole
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import CacheUpdate, Gather, GroupedGather
 from cpembed.graph.loop import Loop, nested_operators
-from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.runtime.measurement.verification_data import with_special_values
 
 # Maximum size of a file of inputs, in bytes.
@@ -122,7 +122,7 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
     sizes = _sizes_by_index(graph)
     inputs: dict[str, Array] = {}
     for name, kind in graph.inputs.items():
-        if kind.dtype.startswith(("float", "bfloat")):
+        if not is_integer(kind.dtype):
             inputs[name] = random.normal(size=kind.shape).astype(numpy_dtype(kind.dtype))
         elif kind.dtype == "bool":
             inputs[name] = random.integers(0, 2, kind.shape).astype(np.bool_)

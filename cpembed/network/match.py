@@ -75,18 +75,18 @@ class OperatorMatch:
     ----------
     name, label : str
         Name in the model, and the kind of the operator.
+    computation : Computation or None
+        Product, of two that are one kernel the first (of an attention on a processor, that of the
+        scores of a tile).
     layer : int or None
         Number of the computation among the distinct ones.
     match : Match or None
         Result of the search; like the two before it, None for operators that are no products.
     unmatched : str
         Reason why an operator without a match has none.
-    chain_macs : int
-        Multiply-accumulates of two products that are one kernel, whose computation and match are
-        those of the first (of an attention on a processor, of the scores of a tile); 0 for other
-        operators.
-    weight_only_macs : int
-        Multiply-accumulates of a weight-only product, which has no match; 0 for other operators.
+    products, macs : int
+        Number of products with a match, two in a chain, and multiply-accumulates; a weight-only
+        product has no match.
     """
 
     name: str
@@ -95,21 +95,8 @@ class OperatorMatch:
     layer: int | None = None
     match: Match | None = None
     unmatched: str = _NO_PRODUCT
-    chain_macs: int = 0
-    weight_only_macs: int = 0
-
-    @property
-    def macs(self) -> int:
-        if self.computation is None or self.chain_macs:
-            return self.chain_macs or self.weight_only_macs
-        return self.computation.macs
-
-    @property
-    def products(self) -> int:
-        """Number of products: two in a chain."""
-        if self.match is None:
-            return 0
-        return 2 if self.chain_macs else 1
+    products: int = 0
+    macs: int = 0
 
     @property
     def is_embedded(self) -> bool:
@@ -207,7 +194,7 @@ class TargetMatch:
     @property
     def weight_only(self) -> tuple[OperatorMatch, ...]:
         """Weight-only products, which kernels of their own compute."""
-        return tuple(o for o in self.operators if o.weight_only_macs)
+        return tuple(o for o in self.operators if o.unmatched == WEIGHT_ONLY)
 
     def totals_json(self) -> dict[str, Any]:
         return {
@@ -345,22 +332,17 @@ def _of_plan(plan: NetworkPlan) -> TargetMatch:
     """Return the products of a plan with their kernels."""
     # The body of a loop has a plan of its own, which may split its operators.
     nested = [(operator, inner) for operator, inner, _ in plan.nested()]
-    matches = {
-        operator.name: _match_of_product(operator.kind, inner, operator)
-        for operator, inner in nested
-        if isinstance(operator.kind, Product)
-    }
-    chains: dict[str, _ChainRow] = {}
+    rows: dict[str, _Row] = {}
     for operator, inner in nested:
-        execution = inner.execution(operator)
-        if execution.attention is not None:
-            tile = [p.candidate.program.unfused for p in execution.attention.products]
-            chains[operator.name] = _ChainRow(
-                (_anonymous(tile[0]), _anonymous(tile[1])), execution.attention.macs
-            )
-            matches[operator.name] = _match_of_attention(execution.attention)
+        attention = inner.execution(operator).attention
+        if isinstance(operator.kind, Product):
+            match = _match_of_product(operator.kind, inner, operator)
+            rows[operator.name] = _Row.single(operator.kind.computation, match)
+        elif attention is not None:
+            tile = tuple(p.candidate.program.unfused for p in attention.products)
+            rows[operator.name] = _Row(tile, attention.macs, _match_of_attention(attention))
     operators = [operator for operator, _ in nested]
-    target = _target_match(plan.units.name, operators, matches, plan.units.members, chains)
+    target = _target_match(plan.units.name, operators, rows, plan.units.members)
     return replace(target, is_planned=True)
 
 
@@ -418,7 +400,7 @@ def _of_searches(
     Chains of products that the target runs as one kernel are its choice.
     """
     chained = _chained(graph, spec, options)
-    matches: dict[str, Match] = {}
+    rows: dict[str, _Row] = {}
     by_workload: dict[Computation, Match] = {}
     nested = [(operator, inner) for operator, inner, _ in nested_operators(chained.graph)]
     products = [each for each in nested if isinstance(each[0].kind, Product)]
@@ -431,17 +413,13 @@ def _of_searches(
         workload = _anonymous(request.workload)
         if workload not in by_workload:
             by_workload[workload] = match_in_worker(replace(request, workload=workload))
-        matches[operator.name] = by_workload[workload]
+        assert isinstance(operator.kind, Product)
+        rows[operator.name] = _Row.single(operator.kind.computation, by_workload[workload])
     progress("", len(products), len(products))
-    chains = {
-        name: _ChainRow(
-            (_anonymous(each.chain.first), _anonymous(each.chain.second)),
-            each.chain.macs,
-        )
-        for name, each in chained.fused.items()
-    }
-    matches |= {name: _match_of_chain(each, spec) for name, each in chained.fused.items()}
-    return _target_match(spec.name, [each for each, _ in nested], matches, (spec.name,), chains)
+    for name, each in chained.fused.items():
+        both = each.chain.first, each.chain.second
+        rows[name] = _Row(both, each.chain.macs, _match_of_chain(each, spec))
+    return _target_match(spec.name, [each for each, _ in nested], rows, (spec.name,))
 
 
 def _chained(graph: Graph, spec: HardwareSpec, options: _SearchOptions) -> ChainedGraph:
@@ -493,47 +471,40 @@ def _anonymous(computation: Computation) -> Computation:
 
 
 @dataclass(frozen=True)
-class _ChainRow:
-    """Two products that are one kernel, without their names, and their multiply-accumulates."""
+class _Row:
+    """Products of one kernel, their multiply-accumulates, and their match."""
 
-    products: tuple[Computation, Computation]
+    products: tuple[Computation, ...]
     macs: int
+    match: Match
+
+    @classmethod
+    def single(cls, computation: Computation, match: Match) -> _Row:
+        """Return the row of a product that is a kernel of its own."""
+        return cls((computation,), computation.macs, match)
 
 
 def _target_match(
-    target: str,
-    operators: Sequence[Operator],
-    matches: Mapping[str, Match],
-    members: tuple[str, ...],
-    chains: Mapping[str, _ChainRow],
+    target: str, operators: Sequence[Operator], rows: Mapping[str, _Row], members: tuple[str, ...]
 ) -> TargetMatch:
     numbers: dict[Computation, int] = {}
 
-    def row(operator: Operator) -> OperatorMatch:
-        chain = chains.get(operator.name)
-        if chain is not None:
-            layers = [numbers.setdefault(each, len(numbers)) for each in chain.products]
-            return OperatorMatch(
-                name=operator.name,
-                label=operator.kind.label,
-                computation=chain.products[0],
-                layer=layers[0],
-                match=matches[operator.name],
-                chain_macs=chain.macs,
-            )
-        if not isinstance(operator.kind, Product):
-            unmatched = OperatorMatch(operator.name, operator.kind.label)
-            if isinstance(operator.kind, GroupedProduct):
-                macs = operator.kind.macs
-                return replace(unmatched, unmatched=WEIGHT_ONLY, weight_only_macs=macs)
-            return unmatched
-        computation = operator.kind.computation
+    def match_of(operator: Operator) -> OperatorMatch:
+        name, kind, row = operator.name, operator.kind, rows.get(operator.name)
+        if row is None:
+            is_grouped = isinstance(kind, GroupedProduct)
+            reason, macs = (WEIGHT_ONLY, kind.macs) if is_grouped else (_NO_PRODUCT, 0)
+            return OperatorMatch(name, kind.label, unmatched=reason, macs=macs)
+        layers = [numbers.setdefault(_anonymous(each), len(numbers)) for each in row.products]
         return OperatorMatch(
-            name=operator.name,
-            label=operator.kind.label,
-            computation=computation,
-            layer=numbers.setdefault(_anonymous(computation), len(numbers)),
-            match=matches[operator.name],
+            name=name,
+            label=kind.label,
+            # The kernel of a chain is none of its products, so that these have no names.
+            computation=row.products[0] if len(layers) == 1 else _anonymous(row.products[0]),
+            layer=layers[0],
+            match=row.match,
+            products=len(layers),
+            macs=row.macs,
         )
 
-    return TargetMatch(target, tuple(map(row, operators)), len(numbers), members)
+    return TargetMatch(target, tuple(map(match_of, operators)), len(numbers), members)

@@ -8,7 +8,6 @@ the call on top. ``benchmarks/operator_predictions.py`` compares estimates with 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 from cpembed.graph.kinds import (
@@ -24,6 +23,7 @@ from cpembed.network.operators import EFFORT, PlacedTensor
 from cpembed.network.operators.elementwise import expression_effort
 from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.movement import COPIES
+from cpembed.network.operators.nest import Tensors
 from cpembed.network.operators.work import Work, conversion_work, work_of
 from cpembed.targets.capabilities import AnyTarget, HostTimes, host_times
 
@@ -44,8 +44,8 @@ _UNDESCRIBED = 0.25
 def estimate_operator_us(
     target: AnyTarget,
     kind: Kind,
-    inputs: Sequence[PlacedTensor],
-    outputs: Sequence[PlacedTensor],
+    inputs: Tensors,
+    outputs: Tensors,
     threads: int,
 ) -> float:
     """Estimate the time of an operator that is no product.
@@ -61,9 +61,7 @@ def estimate_operator_us(
     return _operator_us(kind, tuple(inputs), tuple(outputs), threads, host_times(target))
 
 
-def estimate_nearby_us(
-    target: AnyTarget, kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> float:
+def estimate_nearby_us(target: AnyTarget, kind: Kind, inputs: Tensors, outputs: Tensors) -> float:
     """Estimate the time of an operator on one thread, on inputs in the second-level cache.
 
     Parameters
@@ -149,8 +147,8 @@ def _operations(work: Work) -> float:
 
 def _us(
     work: Work,
-    read: Sequence[PlacedTensor],
-    written: Sequence[PlacedTensor],
+    read: Tensors,
+    written: Tensors,
     chunks: int,
     times: HostTimes,
 ) -> float:

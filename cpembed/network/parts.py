@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,13 @@ from cpembed.driver.matching import network_units
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Foreign
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.network.build import CallableNetwork, CompiledNetwork, RunningNetwork, compile_network
+from cpembed.network.build import (
+    CallableNetwork,
+    CompiledNetwork,
+    RunningNetwork,
+    compile_network,
+    signature,
+)
 from cpembed.network.plan import Planning
 from cpembed.network.run import Verdict
 from cpembed.network.service import NetworkRequest, network
@@ -99,11 +104,8 @@ class PartedNetwork(CallableNetwork):
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def __repr__(self) -> str:
-        types = self.graph.types
-        arguments = ", ".join(f"{name}: {types[name]}" for name in self.graph.inputs)
-        results = ", ".join(f"{name}: {types[name]}" for name in self.graph.outputs)
-        parts = f"{len(self.parts)} parts"
-        return f"<network {self.graph.name} of {parts}: ({arguments}) -> {results}>"
+        count = len(self.parts)
+        return f"<network {self.graph.name} of {count} parts: {signature(self.graph)}>"
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -219,9 +221,9 @@ def _timed_foreign(
 def compile_parts(
     graph: Graph,
     target: str | HardwareSpec | Units,
-    folder: Path | None = None,
-    threads: int = 0,
-    planning: Planning | None = None,
+    folder: Path,
+    threads: int,
+    planning: Planning,
     *,
     check: Callable[[CompiledNetwork], None] | None = None,
 ) -> PartedNetwork:
@@ -231,23 +233,19 @@ def compile_parts(
     ----------
     graph : Graph
     target : str, HardwareSpec or Units
-    folder : Path, optional
-        Folder for a folder of each library; by default a temporary one.
+    folder : Path
+        Folder for a folder of each library.
     threads : int
         Number of threads; 0 for as many as the process has for kernels.
-    planning : Planning, optional
+    planning : Planning
     check : callable, optional
         Called with the loadable draft of each library before its files are written.
     """
-    scratch = None if folder else tempfile.TemporaryDirectory(prefix="cpembed-")
-    base = folder or Path(scratch.name if scratch else "")
     running: list[tuple[Graph, RunningNetwork] | Operator] = []
     for part in parts_of(graph):
         if isinstance(part, Operator):
             running.append(part)
         else:
-            compiled = compile_network(part, target, base / part.name, planning, check=check)
+            compiled = compile_network(part, target, folder / part.name, planning, check=check)
             running.append((part, compiled.open(threads)))
-    network = PartedNetwork(graph, running)
-    network.scratch = scratch
-    return network
+    return PartedNetwork(graph, running)

@@ -23,10 +23,9 @@ from cpembed.export.sized import SizedProgram
 from cpembed.graph.graph import Array, Graph
 from cpembed.ir.dtypes import as_stored, as_typed
 from cpembed.network.build import CompiledNetwork, in_place, library_name, prepared_and_named
-from cpembed.network.inputs import special_inputs
 from cpembed.network.plan import plan_network
 from cpembed.network.program import network_program
-from cpembed.network.run import NetworkRun, Verdict, run_network, verify_network
+from cpembed.network.run import NetworkRun, run_network, verify_rounds
 from cpembed.network.service import NetworkRequest, float_types, network_document
 from cpembed.steps import Progress
 from cpembed.targets.processors import described
@@ -188,20 +187,14 @@ def emulated_run(
     progress : Progress
     """
     graph, network = compiled.graph, compiled.network
-    special = special_inputs(graph, inputs)
-    changed = tuple(name for name, array in special.items() if array is not inputs[name])
-    verdicts: list[list[Verdict]] = [[], []]
+
+    def report(phase: str, count: int) -> None:
+        progress(phase, count, len(graph.operators))
+
     with EmulatedLibrary(network.program, emulator, compiled.plan.threads) as emulated:
         # It has the members that verification calls.
         library = cast(loader.Library, emulated)
-        rounds: list[Mapping[str, Array]] = [inputs, *([special] if changed else [])]
-        for number, values in enumerate(rounds):
-            phase = "verifying with special values" if number else "verifying"
-
-            def report(count: int, phase: str = phase) -> None:
-                progress(phase, count, len(graph.operators))
-
-            verdicts[number] = verify_network(compiled.plan, network, library, values, report)
+        verdicts, special_verdicts, changed = verify_rounds(compiled, library, inputs, report)
         results = emulated.run(*(as_stored(inputs[info.name]) for info in emulated.inputs))
         names = [info.name for info in emulated.outputs]
     by_buffer = dict(zip(names, results, strict=True))
@@ -209,4 +202,4 @@ def emulated_run(
         name: as_typed(by_buffer[network.results[name]], graph.types[name].dtype)
         for name in graph.outputs
     }
-    return NetworkRun(outputs, tuple(verdicts[0]), None, tuple(verdicts[1]), changed)
+    return NetworkRun(outputs, tuple(verdicts), None, tuple(special_verdicts), changed)

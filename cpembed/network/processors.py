@@ -37,7 +37,7 @@ from cpembed.network.family import Ranges
 from cpembed.network.family_variants import FamilyVariants
 from cpembed.network.inputs import random_inputs
 from cpembed.network.processor_variants import BuiltVariant, Sample, network_variant
-from cpembed.network.service import NetworkRequest
+from cpembed.network.service import NetworkRequest, require_none
 from cpembed.runtime import worker
 from cpembed.steps import Progress, silent, step
 from cpembed.targets.processors import processor
@@ -59,11 +59,7 @@ class ProcessorsResult:
 
     def require(self) -> None:
         """Raise :class:`InvariantError` if a result differs from its definition."""
-        if self.wrong:
-            raise InvariantError(
-                f"{len(self.wrong)} results differ from their definition "
-                f"({', '.join(self.wrong[:3])}): please report this command line"
-            )
+        require_none(self.wrong, "results differ from their definition", "command line")
 
 
 def build_model(

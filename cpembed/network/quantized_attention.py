@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,11 +12,11 @@ from cpembed.graph.passes.quantized_attention import expressions_of_sums
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import row_major_strides
 from cpembed.network.attention import AttentionKernel, products_us, tile_products, tile_workloads
-from cpembed.network.attention_costs import launched_us, tile_us
-from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
+from cpembed.network.attention_costs import launched_us, packings_us, tile_us
+from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators.attention_tiles import Tiles
 from cpembed.network.operators.emission import Operands
-from cpembed.network.operators.nest import PlacedTensor
+from cpembed.network.operators.nest import PlacedTensor, Tensors
 from cpembed.network.operators.operation_counts import expression_operations, text_operations
 from cpembed.network.operators.quantized_attention import (
     Broadcast,
@@ -184,9 +183,7 @@ class QuantizedAttentionChoice:
         scores, result = (Broadcast(_letters(product, letters)) for product, letters in pairs)
         return Broadcasts(scores, result)
 
-    def kernel(
-        self, target: AnyTarget, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-    ) -> AttentionKernel:
+    def kernel(self, target: AnyTarget, inputs: Tensors, outputs: Tensors) -> AttentionKernel:
         """Return the kernel on row-major tensors.
 
         Parameters
@@ -208,12 +205,8 @@ class QuantizedAttentionChoice:
         times = host_times(target)
         softmax_us = self._softmax_operations() * times.operation_ns / 1e3
         busy = self.tiles.tasks * (sum(tile_us(each, times) for each in products) + softmax_us)
-        packed = sum(
-            estimate_copy_us(target, tensor, tensor, self.threads)
-            for product, name, tensor in zip(recorded, "KV", inputs[1:3], strict=True)
-            if product.packing(name) is not None
-        )
-        cost = packed + launched_us(self.tiles, self.threads, times, busy)
+        packed_us = packings_us(recorded, inputs, target, self.threads)
+        cost = packed_us + launched_us(self.tiles, self.threads, times, busy)
         return AttentionKernel(planned, self.tiles, products, cost)
 
     def _softmax_operations(self) -> float:

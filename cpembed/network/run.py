@@ -66,6 +66,42 @@ def verify_network(
     return [*observer.verdicts.values()]
 
 
+def verify_rounds(
+    compiled: CompiledNetwork,
+    library: Library,
+    inputs: Mapping[str, Array],
+    progress: Callable[[str, int], None],
+) -> tuple[list[Verdict], list[Verdict], tuple[str, ...]]:
+    """Verify a network, and once more with special values in the inputs if any can have them.
+
+    Parameters
+    ----------
+    compiled : CompiledNetwork
+    library : Library
+        Loaded library.
+    inputs : mapping from str to ndarray
+        Inputs by name.
+    progress : callable
+        Called with the phase and the number of operators that are compared.
+
+    Returns
+    -------
+    tuple
+        Verdicts of both rounds, and names of the inputs with special values.
+    """
+    special = special_inputs(compiled.graph, inputs)
+    changed = tuple(name for name, array in special.items() if array is not inputs[name])
+    verdicts: list[list[Verdict]] = [[], []]
+    for number, values in enumerate([inputs, special] if changed else [inputs]):
+        phase = "verifying with special values" if number else "verifying"
+        progress(phase, 0)
+        with step(f"{phase} of a network", 50 * compiled.plan.macs):
+            verdicts[number] = verify_network(
+                compiled.plan, compiled.network, library, values, partial(progress, phase)
+            )
+    return verdicts[0], verdicts[1], changed
+
+
 def _planned_verdict(plan: NetworkPlan, operator: Operator, values: Mapping[str, Array]) -> Verdict:
     """Return the verdict on an operator, whose method may have a limit of its own."""
     execution = plan.execution(operator)
@@ -349,21 +385,11 @@ def _executed(
     # Work of a run, from which the worker's parent derives how long a step may take.
     macs = compiled.plan.macs
     with compiled.open(threads) as running:
-        verdicts: list[list[Verdict]] = [[], []]
-        special_arrays = special_inputs(compiled.graph, inputs) if verifies else {}
-        changed = tuple(name for name, array in special_arrays.items() if array is not inputs[name])
-        rounds = [inputs, *([special_arrays] if changed else [])] if verifies else []
-        for number, values in enumerate(rounds):
-            phase = "verifying with special values" if number else "verifying"
-            progress(phase, 0)
-            with step(f"{phase} of a network", 50 * macs):
-                verdicts[number] = verify_network(
-                    compiled.plan,
-                    compiled.network,
-                    running.library,
-                    values,
-                    partial(progress, phase),
-                )
+        verdicts, special_verdicts, changed = [], [], ()
+        if verifies:
+            verdicts, special_verdicts, changed = verify_rounds(
+                compiled, running.library, inputs, progress
+            )
         with step("running a network", macs):
             outputs = running.run(inputs)
         network_times = None
@@ -373,9 +399,9 @@ def _executed(
                 network_times = _timed(running, inputs)
     return NetworkRun(
         outputs=outputs,
-        verdicts=tuple(verdicts[0]),
+        verdicts=tuple(verdicts),
         times=network_times,
-        special_verdicts=tuple(verdicts[1]),
+        special_verdicts=tuple(special_verdicts),
         special_inputs=changed,
     )
 
@@ -428,7 +454,7 @@ def is_rounded(kind: kinds.Kind) -> bool:
         exact = kind.computation.output.dtype in ("int32", "int64") and kind.dtype != "float32"
         return not exact or (chain is not None and _calls(chain.expression, _ROUNDED))
     if isinstance(kind, kinds.Elementwise):
-        return _calls(kind.expression, _ROUNDED) or kind.dtype.startswith(("float", "bfloat"))
+        return _calls(kind.expression, _ROUNDED) or not is_integer(kind.dtype)
     if isinstance(kind, kinds.Pool):
         return kind.operation == "mean"
     return isinstance(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cpembed.driver.matching import network_units
 from cpembed.errors import BackendUnavailable, InvariantError
@@ -97,18 +97,42 @@ def require_defined_results(draft: CompiledNetwork) -> None:
     _require_verified(run.failed, "model")
 
 
+def require_none(wrong: Sequence[str], fault: str, cause: str) -> None:
+    """Raise :class:`InvariantError` if there is anything wrong; the message names three of it.
+
+    Parameters
+    ----------
+    wrong : sequence of str
+        Names of what is wrong.
+    fault, cause : str
+        What is wrong with it, after their number, and what is to be reported.
+    """
+    if wrong:
+        names = ", ".join(wrong[:3])
+        raise InvariantError(f"{len(wrong)} {fault} ({names}): please report this {cause}")
+
+
 def _require_verified(failed: Sequence[Verdict], cause: str) -> None:
-    """Raise :class:`InvariantError` if operators differ from their definitions."""
-    if failed:
-        named = ", ".join(verdict.operator for verdict in failed[:3])
-        raise InvariantError(
-            f"{len(failed)} operators differ from their definition ({named}): please report this "
-            f"{cause}"
-        )
+    names = [verdict.operator for verdict in failed]
+    require_none(names, "operators differ from their definition", cause)
 
 
-class _WrongResultError(Exception):
+class WrongResultError(Exception):
     """Ends the build of a library whose results are wrong before any file is written."""
+
+
+T = TypeVar("T")
+
+
+def written_unless_wrong(folder: Path | None, write: Callable[[Path], T]) -> T | None:
+    """Write a library to a folder; None if its results are wrong.
+
+    Without a folder it is written to a temporary one, for its check alone: None is returned.
+    """
+    with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch, suppress(WrongResultError):
+        written = write(folder or Path(scratch))
+        return None if folder is None else written
+    return None
 
 
 def network(
@@ -154,23 +178,22 @@ def network(
         )
         drafts.append((draft, run))
         if run.failed:
-            raise _WrongResultError
+            raise WrongResultError
 
-    compiled = None
-    with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch, suppress(_WrongResultError):
-        compiled = compile_network(
+    def write(folder: Path) -> Library:
+        return compile_network(
             graph,
             units,
-            request.folder or Path(scratch),
+            folder,
             request.planning,
             name=request.name,
             contents=request.contents,
             progress=progress,
             check=check,
-        )
+        ).library
+
+    library = written_unless_wrong(request.folder, write)
     draft, run = drafts[0]
-    # Without a folder the library was only needed for the run, and its files are gone.
-    library = None if compiled is None or request.folder is None else compiled.library
     document = {**network_document(draft.plan, draft, run), **float_types(graph, units)}
     if key is not None and library is not None:
         libraries.store(key, library, document)

@@ -13,8 +13,7 @@ from cpembed.graph import kinds
 from cpembed.graph.family import Family
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import TensorType
-from cpembed.graph.kinds.base import numpy_type
-from cpembed.ir.dtypes import ELEMENT_DTYPES, is_integer
+from cpembed.ir.dtypes import ELEMENT_DTYPES, is_integer, numpy_dtype
 from cpembed.network.build import compile_model
 from cpembed.network.compiled_model import VERIFY_VARIABLE
 from cpembed.network.inputs import random_inputs, special_inputs
@@ -36,7 +35,7 @@ def of_every_type() -> Graph:
         inputs[f"{dtype}.x"] = TensorType((3, 5), dtype)
         info = ELEMENT_DTYPES[dtype]
         ends = info.integer_range if is_integer(dtype) else (-1.5, 2.5)
-        constants[f"{dtype}.c"] = np.asarray([*ends, 0, 1, 1], numpy_type(dtype))
+        constants[f"{dtype}.c"] = np.asarray([*ends, 0, 1, 1], numpy_dtype(dtype))
         larger = kinds.Apply("or" if dtype == "bool" else "max", (x, y))
         for name, kind, read in (
             ("moved", kinds.Transpose((1, 0)), ("x",)),

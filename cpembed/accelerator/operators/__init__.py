@@ -101,12 +101,6 @@ def specifications(operator: Operator, graph: Graph, machine: InstructionSet) ->
 def operator_forms(operator: Operator, graph: Graph) -> Forms:
     """Return the forms of an operator, whatever the machine; the most literal one first.
 
-    Parameters
-    ----------
-    operator : Operator
-    graph : Graph
-        Graph of the operator, after :func:`cpembed.graph.passes.prepare`.
-
     Returns
     -------
     tuple of OperatorForm, or NoForm

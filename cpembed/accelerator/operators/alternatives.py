@@ -28,14 +28,7 @@ from cpembed.ir.parser import parse_computation
 
 
 def alternatives(form: OperatorForm, machine: InstructionSet) -> Iterator[OperatorForm]:
-    """Yield a form in the views and by the lemmas that its statements have on a machine.
-
-    Parameters
-    ----------
-    form : OperatorForm
-    machine : InstructionSet
-        Machine whose products say how many channels a group has.
-    """
+    """Yield a form in the views and by the lemmas that its statements have on a machine."""
     form = with_forward_constants(form)
     # First of all, since the steps of a spread operand belong to its original dimensions.
     phased = _rewritten(form, lambda statement, _: by_phases(statement))

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cpembed.accelerator.operators.forms import FormBuilder, Forms, NoForm, OperatorForm, number
+from cpembed.accelerator.operators.forms import (
+    FormBuilder,
+    Forms,
+    NoForm,
+    OperatorForm,
+    integer_text,
+    number,
+)
 from cpembed.accelerator.operators.logical import dimension_order
 from cpembed.accelerator.operators.product_parts import bounded
 from cpembed.accelerator.operators.scalar_texts import (
@@ -34,16 +42,69 @@ from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import reference
 from cpembed.ir.scalars import operations
 
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+
+class ElementBuilder(FormBuilder):
+    """A form in the making of an operator whose result has an element at each point.
+
+    Attributes
+    ----------
+    axes : dict of str to int
+        Extent of each dimension of the result.
+    names : dict of str to str
+        Tensor of each placeholder; that of the result is Y.
+    """
+
+    def __init__(self, operator: Operator, graph: Graph) -> None:
+        super().__init__(operator, graph)
+        output = self.tensor(operator.output, dimension_order(graph, operator.output))
+        self.axes = {f"i{k}": size for k, size in enumerate(self.shapes[output])}
+        self.names = {"Y": output}
+
+    @property
+    def index(self) -> str:
+        return ",".join(self.axes)
+
+    def read(self, name: str, *, floats: bool) -> str:
+        """Return the text of an input's element, broadcast as in numpy."""
+        kind, rank = self.graph.types[name], len(self.axes)
+        if self.graph.is_constant(name) and kind.elements == 1:
+            value = self.graph.constants[name].reshape(-1)[0].item()
+            return number(value) if floats else f"({value})" if value >= 0 else integer_text(value)
+        order = dimension_order(self.graph, self.operator.output)
+        # Dimensions are aligned at the end, in the graph's order.
+        missing = rank - len(kind.shape)
+        present = [d for d in order if d >= missing]
+        local = [d - missing for d in present]
+        placeholder = f"X{len(self.names)}"
+        self.names[placeholder] = self.tensor(name, local)
+        index: list[str] = []
+        for dimension, place in zip(present, local, strict=True):
+            axis = f"i{order.index(dimension)}"
+            index.append(axis if kind.shape[place] == self.axes[axis] else "0")
+        text = f"{placeholder}[{','.join(index)}]"
+        return f"float32({text})" if floats and kind.dtype != "float32" else text
+
+    def along(self, suffix: str, values: Floats, axis: int) -> str:
+        """Return the text of a number, or of one per index of an axis of the graph's tensor."""
+        if values.size == 1:
+            return number(float(values.reshape(-1)[0]))
+        order = dimension_order(self.graph, self.operator.output)
+        place = order.index(axis_of(axis, len(order)))
+        placeholder = f"V{len(self.names)}"
+        self.names[placeholder] = self.constant(suffix, values.reshape(-1))
+        return f"{placeholder}[i{place}]"
+
+    def stored(self, text: str, label: str = "", deviation: str = "") -> OperatorForm:
+        """Return the form whose last statement stores a text as the result."""
+        self.add(f"Y[{self.index}] = {text}", self.axes, self.names)
+        return self.form(label, deviation)
+
 
 def elementwise_forms(operator: Operator, graph: Graph) -> Forms:
-    """Return the forms of an expression at every element.
-
-    Parameters
-    ----------
-    operator : Operator
-        Operator of kind :class:`~cpembed.graph.kinds.elementwise.Elementwise`.
-    graph : Graph
-    """
+    """Return the forms of an expression at every element."""
     kind = operator.kind
     assert isinstance(kind, Elementwise)
     dtypes = [graph.types[name].dtype for name in operator.inputs]
@@ -53,7 +114,7 @@ def elementwise_forms(operator: Operator, graph: Graph) -> Forms:
     forms = [
         form
         for form in (
-            _expression(operator, graph, kind.expression, kind.dtype, computing),
+            _expression(operator, graph, kind, computing),
             *_integer_addends(operator, graph, kind, computing),
         )
         if form is not None
@@ -62,14 +123,11 @@ def elementwise_forms(operator: Operator, graph: Graph) -> Forms:
 
 
 def _expression(
-    operator: Operator, graph: Graph, expression: Scalar, dtype: str, computing: str
+    operator: Operator, graph: Graph, kind: Elementwise, computing: str
 ) -> OperatorForm | None:
-    builder = FormBuilder(operator, graph)
-    names: dict[str, str] = {}
-    output, extents = _output(builder, operator, graph)
-    names["Y"] = output
-    floats = computing == "float32"
-    reads = [_read(builder, graph, name, extents, names, floats=floats) for name in operator.inputs]
+    expression, dtype, floats = kind.expression, kind.dtype, computing == "float32"
+    builder = ElementBuilder(operator, graph)
+    reads = [builder.read(name, floats=floats) for name in operator.inputs]
     if floats and is_integer(dtype):
         expression = without_rounding(expression)
     text = scalar_text(expression, reads, floats=floats)
@@ -77,50 +135,13 @@ def _expression(
         return None
     if floats and is_integer(dtype):
         text = f"{dtype}({text})"
-    builder.add(f"Y[{','.join(extents)}] = {text}", extents, names)
     # Integers of 32 bits wrap around in the operator, and are exact here.
     inexact = INEXACT & operations(expression)
     wraps = not floats and bool(operations(expression) & {"add", "sub", "mul", "neg", "abs"})
     deviation = inexact_text(inexact)
     if wraps and any(graph.types[n].dtype in ("int32", "int64") for n in operator.inputs):
         deviation = deviation or f"{computing} does not wrap around between operations"
-    return builder.form("", deviation)
-
-
-def _output(builder: FormBuilder, operator: Operator, graph: Graph) -> tuple[str, dict[str, int]]:
-    """Add the output; return its name and the extent of each of its dimensions."""
-    output = builder.tensor(operator.output, dimension_order(graph, operator.output))
-    return output, {f"i{k}": size for k, size in enumerate(builder.shapes[output])}
-
-
-def _read(
-    builder: FormBuilder,
-    graph: Graph,
-    name: str,
-    extents: dict[str, int],
-    names: dict[str, str],
-    *,
-    floats: bool,
-) -> str:
-    """Return the text of an input's element, broadcast as in numpy."""
-    shape, rank = graph.types[name].shape, len(extents)
-    dtype = graph.types[name].dtype
-    if graph.is_constant(name) and graph.types[name].elements == 1:
-        value = graph.constants[name].reshape(-1)[0].item()
-        return number(value) if floats else f"({value})" if value >= 0 else f"(0 - {-value})"
-    order = dimension_order(graph, builder.operator.output)
-    # Dimensions are aligned at the end, in the graph's order.
-    present = [d for d in order if d - (rank - len(shape)) >= 0]
-    local = [d - (rank - len(shape)) for d in present]
-    label = builder.tensor(name, local)
-    placeholder = f"X{len(names)}"
-    names[placeholder] = label
-    index: list[str] = []
-    for dimension, place in zip(present, local, strict=True):
-        axis = f"i{order.index(dimension)}"
-        index.append(axis if shape[place] == extents[axis] else "0")
-    text = f"{placeholder}[{','.join(index)}]"
-    return f"float32({text})" if floats and dtype != "float32" else text
+    return builder.stored(text, "", deviation)
 
 
 def _linear_terms(expression: Scalar) -> dict[int, float] | None:
@@ -173,28 +194,19 @@ def _integer_addends(
         return
     order = dimension_order(graph, operator.output)
     for addends in scaled_addends(tuple(terms.values())):
-        builder = FormBuilder(operator, graph)
-        output, extents = _output(builder, operator, graph)
+        builder = ElementBuilder(operator, graph)
         sources = [builder.tensor(operator.inputs[k], order) for k in terms]
-        text = add_scaled(builder, extents, sources, addends)
+        text = add_scaled(builder, builder.axes, sources, addends)
         text = f"max({text}, 0)" if relu else text
-        names = {"Y": output, "T": f"{operator.output}.total"}
-        builder.add(f"Y[{','.join(extents)}] = int8({text})", extents, names)
-        yield builder.form(addends.label, addends.deviation)
+        builder.names["T"] = f"{operator.output}.total"
+        yield builder.stored(f"int8({text})", addends.label, addends.deviation)
 
 
 # -- quantization ----------------------------------------------------------------------------------
 
 
 def quantize_forms(operator: Operator, graph: Graph) -> Forms:
-    """Return the forms of a quantization: a quotient, and a product with the reciprocal.
-
-    Parameters
-    ----------
-    operator : Operator
-        Operator of kind :class:`~cpembed.graph.kinds.elementwise.Quantize`.
-    graph : Graph
-    """
+    """Return the forms of a quantization: a quotient, and a product with the reciprocal."""
     kind = operator.kind
     assert isinstance(kind, Quantize)
     if graph.types[operator.inputs[0]].dtype != "float32" or kind.dtype not in ("int8", "uint8"):
@@ -215,69 +227,37 @@ def _quantized(
     operator: Operator,
     graph: Graph,
     kind: Quantize,
-    factors: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+    factors: Floats,
     operation: str,
     deviation: str,
 ) -> OperatorForm:
-    builder = FormBuilder(operator, graph)
-    output, extents = _output(builder, operator, graph)
-    names = {"Y": output}
-    read = _read(builder, graph, operator.inputs[0], extents, names, floats=True)
-    factor = _along(builder, graph, "scale", factors, kind.axis, names)
+    builder = ElementBuilder(operator, graph)
+    read = builder.read(operator.inputs[0], floats=True)
+    factor = builder.along("scale", factors, kind.axis)
     text = f"({read} {operation} {factor})"
     zero = kind.zero_point[0]
     text = f"{kind.dtype}({text})"
     if zero:
         # 24 bits, so that adding the zero point saturates as the operator does.
         inner = f"min(max({read} {operation} {factor}, {number(-(2.0**23))}), {number(2.0**23)})"
-        added = f"{zero}" if zero > 0 else f"(0 - {-zero})"
-        text = f"{kind.dtype}(int32({inner}) + {added})"
-    builder.add(f"Y[{','.join(extents)}] = {text}", extents, names)
-    return builder.form("a product with the reciprocal" if operation == "*" else "", deviation)
-
-
-def _along(
-    builder: FormBuilder,
-    graph: Graph,
-    suffix: str,
-    values: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
-    axis: int,
-    names: dict[str, str],
-) -> str:
-    """Return the text of a number, or of one per index of an axis of the graph's tensor."""
-    if values.size == 1:
-        return number(float(values.reshape(-1)[0]))
-    order = dimension_order(graph, builder.operator.output)
-    place = order.index(axis_of(axis, len(order)))
-    placeholder = f"V{len(names)}"
-    names[placeholder] = builder.constant(suffix, values.reshape(-1))
-    return f"{placeholder}[i{place}]"
+        text = f"{kind.dtype}(int32({inner}) + {integer_text(zero)})"
+    label = "a product with the reciprocal" if operation == "*" else ""
+    return builder.stored(text, label, deviation)
 
 
 def dequantize_forms(operator: Operator, graph: Graph) -> Forms:
-    """Return the form of a dequantization.
-
-    Parameters
-    ----------
-    operator : Operator
-        Operator of kind :class:`~cpembed.graph.kinds.elementwise.Dequantize`.
-    graph : Graph
-    """
+    """Return the form of a dequantization."""
     kind = operator.kind
     assert isinstance(kind, Dequantize)
     if len({*kind.zero_point}) > 1:
         return NoForm(f"{operator.name}: zero points by channel")
-    builder = FormBuilder(operator, graph)
-    output, extents = _output(builder, operator, graph)
-    names = {"Y": output}
-    read = _read(builder, graph, operator.inputs[0], extents, names, floats=False)
+    builder = ElementBuilder(operator, graph)
+    read = builder.read(operator.inputs[0], floats=False)
     zero = kind.zero_point[0]
     if zero:
         read = f"({read} - {zero})" if zero > 0 else f"({read} + {-zero})"
     scales = np.asarray(kind.scale, np.float32)
-    factor = _along(builder, graph, "scale", scales, kind.axis, names)
-    builder.add(f"Y[{','.join(extents)}] = {read} * {factor}", extents, names)
-    return (builder.form(""),)
+    return (builder.stored(f"{read} * {builder.along('scale', scales, kind.axis)}"),)
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -287,12 +267,6 @@ def table_forms(operator: Operator, graph: Graph) -> Forms:
     """Return the forms of a table: a scaled and bounded number, or the expression that it holds.
 
     The expression is computed for all 256 numbers, so that its largest distance is known.
-
-    Parameters
-    ----------
-    operator : Operator
-        Operator of kind :class:`~cpembed.graph.kinds.elementwise.Table`.
-    graph : Graph
     """
     kind = operator.kind
     assert isinstance(kind, Table)
@@ -335,32 +309,22 @@ def _expressed(operator: Operator, graph: Graph, kind: Table, points: Array) -> 
 
 def _through_sums(operator: Operator, graph: Graph, text: str) -> OperatorForm:
     """Return the form in which an accumulator holds the bytes, for stores that scale sums."""
-    builder = FormBuilder(operator, graph)
-    output, extents = _output(builder, operator, graph)
-    names = {"Y": output, "S": builder.temporary("sums", builder.shapes[output], "int32")}
-    index = ",".join(extents)
-    read = _read(builder, graph, operator.inputs[0], extents, names, floats=False)
-    builder.add(f"S[{index}] = {read}", extents, names)
-    builder.add(f"Y[{index}] = {text.format(x=f'S[{index}]')}", extents, names)
-    return builder.form("through sums")
+    builder = ElementBuilder(operator, graph)
+    shape = tuple(builder.axes.values())
+    builder.names["S"] = builder.temporary("sums", shape, "int32")
+    read = builder.read(operator.inputs[0], floats=False)
+    builder.add(f"S[{builder.index}] = {read}", builder.axes, builder.names)
+    return builder.stored(text.format(x=f"S[{builder.index}]"), "through sums")
 
 
 def _tabulated(operator: Operator, graph: Graph, text: str, deviation: str = "") -> OperatorForm:
-    builder = FormBuilder(operator, graph)
-    output, extents = _output(builder, operator, graph)
-    names = {"Y": output}
-    read = _read(builder, graph, operator.inputs[0], extents, names, floats=False)
-    builder.add(f"Y[{','.join(extents)}] = {text.format(x=read)}", extents, names)
-    return builder.form("", deviation)
+    builder = ElementBuilder(operator, graph)
+    read = builder.read(operator.inputs[0], floats=False)
+    return builder.stored(text.format(x=read), "", deviation)
 
 
-def _scaled_texts(
-    points: Sequence[int] | np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    entries: np.ndarray[tuple[int, ...], np.dtype[np.generic]],
-    dtype: str,
-) -> Iterator[str]:
+def _scaled_texts(x: Integers, entries: Array, dtype: str) -> Iterator[str]:
     """Yield texts of ``x`` that have exactly these entries."""
-    x = np.asarray(points, np.int64)
     if not is_integer(dtype):
         # A dequantization.
         nonzero = x != 0
@@ -381,12 +345,7 @@ def _scaled_texts(
         yield f"{dtype}({text})"
 
 
-def _common_scale(
-    x: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    values: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    low: int,
-    high: int,
-) -> np.float32 | None:
+def _common_scale(x: Integers, values: Integers, low: int, high: int) -> np.float32 | None:
     """Return a factor of which every value between the bounds is the rounded product."""
     inside = (values > low) & (values < high) & (x != 0)
     if not np.any(inside):

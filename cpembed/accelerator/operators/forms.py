@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,21 +25,27 @@ class GraphTensor:
         Name in the graph.
     permutation : tuple of int
         Dimension of the graph's array at each place.
-    shape : tuple of int
-        Shape in the specification.
+    shape, graph_shape : tuple of int
+        Shape in the specification, and in the graph.
     """
 
     name: str
     permutation: tuple[int, ...]
     shape: tuple[int, ...]
+    graph_shape: tuple[int, ...]
+
+    @staticmethod
+    def unchanged(name: str, shape: tuple[int, ...]) -> GraphTensor:
+        """Return a tensor that the specification has as the graph has it."""
+        return GraphTensor(name, tuple(range(len(shape))), shape, shape)
 
     def logical(self, array: Array) -> Array:
         """Return a graph's array in the shape of the specification."""
         return np.ascontiguousarray(array.transpose(self.permutation)).reshape(self.shape)
 
-    def graph_array(self, array: Array, shape: Sequence[int]) -> Array:
+    def graph_array(self, array: Array) -> Array:
         """Return a specification's array in the shape that the graph has."""
-        moved = array.reshape([shape[d] for d in self.permutation])
+        moved = array.reshape([self.graph_shape[d] for d in self.permutation])
         return np.ascontiguousarray(moved.transpose(np.argsort(self.permutation)))
 
 
@@ -55,6 +62,33 @@ class OperatorForm:
 
     specification: Specification
     tensors: Mapping[str, GraphTensor]
+
+    @property
+    def canonical(self) -> OperatorForm:
+        """The form with tensors named by their roles, so that equal operators are equal."""
+        names = self.specification.canonical_names()
+        tensors = {names[name]: tensor for name, tensor in self.tensors.items()}
+        return OperatorForm(self.specification.renamed(names), tensors)
+
+    @property
+    def signature(self) -> Hashable:
+        """All that the plan of a canonical form depends on, without its floating-point numbers."""
+        specification = self.specification
+        statements = tuple(
+            (
+                _FLOAT.sub("#", str(statement.computation.statement)),
+                statement.accumulates,
+                tuple(statement.computation.extents.items()),
+                statement.computation.operands,
+            )
+            for statement in specification.statements
+        )
+        return (
+            statements, specification.inputs, specification.outputs, tuple(specification.constants)
+        )  # fmt: skip
+
+
+_FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -102,7 +136,7 @@ class FormBuilder:
         kind = self.graph.types[name]
         order = tuple(range(len(kind.shape))) if permutation is None else tuple(permutation)
         form = tuple(shape) if shape is not None else tuple(kind.shape[d] for d in order)
-        view = GraphTensor(name, order, form)
+        view = GraphTensor(name, order, form, kind.shape)
         label = name
         # The same tensor in two shapes has two names.
         while label in self.shapes and self.tensors.get(label) != view:
@@ -185,3 +219,8 @@ def number(value: float) -> str:
     """Return the text of a number in the expression language."""
     text = repr(float(value))
     return f"(0 - {text[1:]})" if text.startswith("-") else text
+
+
+def integer_text(value: int) -> str:
+    """Return the text of an integer in the expression language."""
+    return str(value) if value >= 0 else f"(0 - {-value})"

@@ -42,29 +42,22 @@ def is_view(operator: Operator, graph: Graph) -> bool:
 
 
 def movement_forms(operator: Operator, graph: Graph) -> Forms:
-    """Return the form of a movement as copies.
-
-    Parameters
-    ----------
-    operator : Operator
-        Operator of a kind of :mod:`cpembed.graph.kinds.movement`.
-    graph : Graph
-    """
-    builder = FormBuilder(operator, graph)
-    output = builder.tensor(operator.output, dimension_order(graph, operator.output))
+    """Return the form of a movement as copies."""
     kind = operator.kind
     if isinstance(kind, Reshape | Transpose) and is_view(operator, graph):
-        elements = graph.types[operator.output].elements
-        return _view(operator, graph, elements)
+        return _view(operator, graph)
+    builder = FormBuilder(operator, graph)
+    output = builder.tensor(operator.output, dimension_order(graph, operator.output))
     if isinstance(kind, Concat):
-        return _concatenated(builder, operator, graph, kind, output)
+        return _concatenated(builder, kind, output)
     if isinstance(kind, Pad):
-        return _padded(builder, operator, graph, kind, output)
-    return _copied(builder, operator, graph, output)
+        return _padded(builder, kind, output)
+    return _copied(builder, output)
 
 
-def _view(operator: Operator, graph: Graph, elements: int) -> Forms:
+def _view(operator: Operator, graph: Graph) -> Forms:
     """Return the copy of a view, over elements in their order."""
+    elements = graph.types[operator.output].elements
     builder = FormBuilder(operator, graph)
     names = {
         placeholder: builder.tensor(name, dimension_order(graph, name), (elements,))
@@ -74,10 +67,9 @@ def _view(operator: Operator, graph: Graph, elements: int) -> Forms:
     return (builder.form("view"),)
 
 
-def _concatenated(
-    builder: FormBuilder, operator: Operator, graph: Graph, kind: Concat, output: str
-) -> Forms:
-    order = dimension_order(graph, operator.output)
+def _concatenated(builder: FormBuilder, kind: Concat, output: str) -> Forms:
+    operator = builder.operator
+    order = dimension_order(builder.graph, operator.output)
     place = order.index(axis_of(kind.axis, len(order)))
     offset = 0
     for name in operator.inputs:
@@ -93,12 +85,11 @@ def _concatenated(
     return (builder.form(""),)
 
 
-def _padded(
-    builder: FormBuilder, operator: Operator, graph: Graph, kind: Pad, output: str
-) -> Forms:
+def _padded(builder: FormBuilder, kind: Pad, output: str) -> Forms:
+    operator = builder.operator
     if kind.mode != "constant" or min((*kind.before, *kind.after)) < 0:
         return NoForm(f"{operator.name}: padding by {kind.mode} elements is no copy of a box")
-    order = dimension_order(graph, operator.output)
+    order = dimension_order(builder.graph, operator.output)
     source = builder.tensor(operator.inputs[0], order)
     names = {"Y": output, "X": source}
     before = [kind.before[d] for d in order]
@@ -117,9 +108,9 @@ def _padded(
     return (builder.form(""),)
 
 
-def _copied(builder: FormBuilder, operator: Operator, graph: Graph, output: str) -> Forms:
+def _copied(builder: FormBuilder, output: str) -> Forms:
     """Return the form of a copy whose index is affine in that of the result."""
-    kind = operator.kind
+    operator, graph, kind = builder.operator, builder.graph, builder.operator.kind
     name = operator.inputs[0]
     order = dimension_order(graph, operator.output)
     extents = {f"i{k}": size for k, size in enumerate(builder.shapes[output])}
@@ -150,9 +141,9 @@ def _copied(builder: FormBuilder, operator: Operator, graph: Graph, output: str)
             for d in range(len(shape))
         ]
     elif isinstance(kind, Resize):
-        return _resized(builder, operator, graph, kind, output)
+        return _resized(builder, kind, output)
     elif isinstance(kind, Reshape):
-        return _reshaped(builder, operator, graph, output)
+        return _reshaped(builder, output)
     else:
         return NoForm(f"{operator.name}: {kind.label} is no copy of a box")
     source_order = dimension_order(graph, name)
@@ -162,10 +153,9 @@ def _copied(builder: FormBuilder, operator: Operator, graph: Graph, output: str)
     return (builder.form(""),)
 
 
-def _resized(
-    builder: FormBuilder, operator: Operator, graph: Graph, kind: Resize, output: str
-) -> Forms:
+def _resized(builder: FormBuilder, kind: Resize, output: str) -> Forms:
     """Return the form of a magnification by whole factors, of the nearest elements."""
+    operator, graph = builder.operator, builder.graph
     name = operator.inputs[0]
     shape = graph.types[name].shape
     first = len(shape) - len(kind.sizes)
@@ -191,8 +181,9 @@ def _resized(
     return (builder.form(""),)
 
 
-def _reshaped(builder: FormBuilder, operator: Operator, graph: Graph, output: str) -> Forms:
+def _reshaped(builder: FormBuilder, output: str) -> Forms:
     """Return the form of a reshape that moves elements, over the common parts of the dimensions."""
+    operator, graph = builder.operator, builder.graph
     name = operator.inputs[0]
     shapes = [graph.types[n].shape for n in (name, operator.output)]
     parts = _common_parts(*shapes)

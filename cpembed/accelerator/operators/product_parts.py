@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cpembed.accelerator.operators.forms import FormBuilder, number
+from cpembed.accelerator.operators.forms import FormBuilder, integer_text, number
 from cpembed.accelerator.operators.logical import dimension_order, split_order
 from cpembed.accelerator.specification import Array, Statement
 from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, channel_axes, channel_numbers
@@ -239,11 +239,6 @@ def bounded(value: str, low: int, high: int, dtype: str) -> str:
     least, largest = dtype_info(dtype).integer_range
     text = value if low <= least else f"max({value}, {integer_text(low)})"
     return text if high >= largest else f"min({text}, {integer_text(high)})"
-
-
-def integer_text(value: int) -> str:
-    """Return the text of an integer in the expression language."""
-    return str(value) if value >= 0 else f"(0 - {-value})"
 
 
 def residual_tensor(parts: ProductParts) -> str:

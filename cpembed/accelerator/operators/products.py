@@ -17,12 +17,12 @@ from cpembed.accelerator.operators.forms import (
     Forms,
     NoForm,
     OperatorForm,
+    integer_text,
     number,
 )
 from cpembed.accelerator.operators.product_parts import (
     ProductParts,
     bounded,
-    integer_text,
     residual_tensor,
     stored_text,
     value_text,
@@ -51,14 +51,7 @@ _MULTIPLIER_BITS = 31
 
 
 def product_forms(operator: Operator, graph: Graph) -> Forms:
-    """Return the forms of a product.
-
-    Parameters
-    ----------
-    operator : Operator
-        Operator of kind :class:`~cpembed.graph.kinds.product.Product`.
-    graph : Graph
-    """
+    """Return the forms of a product."""
     kind = operator.kind
     assert isinstance(kind, Product)
     if any(kind.zero_points) or kind.padding:
@@ -202,11 +195,6 @@ def fixed_multipliers(scales: Array) -> tuple[Array, int] | None:
 
     >>> fixed_multipliers(np.array([0.5, 0.25]))
     (array([1073741824,  536870912]), 31)
-
-    Parameters
-    ----------
-    scales : ndarray
-        Positive scales.
 
     Returns
     -------

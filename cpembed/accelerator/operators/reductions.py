@@ -13,21 +13,14 @@ from cpembed.accelerator.operators.forms import FormBuilder, Forms, NoForm, Oper
 from cpembed.accelerator.operators.logical import dimension_order
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import LayerNorm, Pool, Product, Reduce, Softmax, Table
-from cpembed.graph.kinds.base import axis_of
+from cpembed.graph.kinds.base import TensorType, axis_of
 from cpembed.ir.dtypes import is_integer
 
 _FLOATS = "units in the last place of float32, in which each operation is rounded"
 
 
 def pool_forms(operator: Operator, graph: Graph) -> Forms:
-    """Return the forms of a pooling.
-
-    Parameters
-    ----------
-    operator : Operator
-        Operator of kind :class:`~cpembed.graph.kinds.reductions.Pool`.
-    graph : Graph
-    """
+    """Return the forms of a pooling."""
     kind = operator.kind
     assert isinstance(kind, Pool)
     name = operator.inputs[0]
@@ -74,11 +67,12 @@ def is_never_negative(name: str, graph: Graph) -> bool:
 
 
 def _windows(
-    builder: FormBuilder, operator: Operator, graph: Graph, kind: Pool
+    builder: FormBuilder, kind: Pool
 ) -> tuple[dict[str, int], dict[str, int], str, str, dict[str, str]]:
     """Add input and output; return the axes, those of the windows, both indices and the names."""
+    operator = builder.operator
     name = operator.inputs[0]
-    order = dimension_order(graph, name)
+    order = dimension_order(builder.graph, name)
     source, output = builder.tensor(name, order), builder.tensor(operator.output, order)
     rank, taps = len(order), len(kind.window)
     axes = {f"i{k}": size for k, size in enumerate(builder.shapes[output])}
@@ -96,7 +90,7 @@ def _windows(
 
 def _max_pool(operator: Operator, graph: Graph, kind: Pool) -> OperatorForm:
     builder = FormBuilder(operator, graph)
-    axes, window, index, read, names = _windows(builder, operator, graph, kind)
+    axes, window, index, read, names = _windows(builder, kind)
     outside = ("X",) if any((*kind.before, *kind.after)) else ()
     builder.add(f"Y[{index}] max= X[{read}]", axes | window, names, outside=outside)
     return builder.form("")
@@ -118,7 +112,7 @@ def _max_pool_by_taps(operator: Operator, graph: Graph, kind: Pool) -> OperatorF
     are inside for every result; None if there are none.
     """
     builder = FormBuilder(operator, graph)
-    axes, _, _, _, names = _windows(builder, operator, graph, kind)
+    axes, _, _, _, names = _windows(builder, kind)
     order = dimension_order(graph, operator.inputs[0])
     rank, taps = len(order), len(kind.window)
     shape = graph.types[operator.inputs[0]].shape
@@ -169,14 +163,14 @@ def _tap_groups(kind: Pool, k: int, size: int, results: int) -> list[_Taps]:
 
 def _mean_pool(operator: Operator, graph: Graph, kind: Pool) -> OperatorForm:
     builder = FormBuilder(operator, graph)
-    axes, window, index, read, names = _windows(builder, operator, graph, kind)
+    axes, window, index, read, names = _windows(builder, kind)
     dtype = graph.types[operator.inputs[0]].dtype
     integers = is_integer(dtype)
     shape = builder.shapes[names["Y"]]
     names["S"] = builder.temporary("sums", shape, "int32" if integers else "float32")
     outside = ("X",) if any((*kind.before, *kind.after)) else ()
     builder.add(f"S[{index}] += X[{read}]", axes | window, names, outside=outside)
-    factor = _mean_factor(builder, operator, graph, kind, names)
+    factor = _mean_factor(builder, kind, names)
     text = f"S[{index}] * {factor}"
     builder.add(
         f"Y[{index}] = {dtype}({text})" if integers else f"Y[{index}] = {text}", axes, names
@@ -184,21 +178,21 @@ def _mean_pool(operator: Operator, graph: Graph, kind: Pool) -> OperatorForm:
     return builder.form("", "" if integers else _FLOATS)
 
 
-def _mean_factor(
-    builder: FormBuilder, operator: Operator, graph: Graph, kind: Pool, names: dict[str, str]
-) -> str:
+def _mean_factor(builder: FormBuilder, kind: Pool, names: dict[str, str]) -> str:
     """Return the text of what a sum is multiplied by: a number, or one per pixel."""
-    counts = _counts(kind, graph.types[operator.inputs[0]].shape)
+    graph, name = builder.graph, builder.operator.inputs[0]
+    source = graph.types[name]
+    counts = _counts(kind, source.shape)
     if kind.ratio is not None:
         factors = (kind.ratio / counts).astype(np.float32)
-    elif is_integer(graph.types[operator.inputs[0]].dtype):
+    elif is_integer(source.dtype):
         factors = np.float32(1) / counts.astype(np.float32)
     else:
         factors = (1.0 / counts).astype(np.float32)
     if np.all(factors == factors.flat[0]):
         return number(float(factors.flat[0]))
     names["F"] = builder.constant("factors", factors)
-    order = dimension_order(graph, operator.inputs[0])
+    order = dimension_order(graph, name)
     rank, taps = len(order), len(kind.window)
     places = [order.index(rank - taps + k) for k in range(taps)]
     return f"F[{','.join(f'i{place}' for place in places)}]"
@@ -206,7 +200,7 @@ def _mean_factor(
 
 def _counts(kind: Pool, shape: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Return how many elements each mean is of."""
-    (result,) = kind.types([_type(shape)])
+    (result,) = kind.types([TensorType(tuple(shape), "int8")])
     taps = len(kind.window)
     sizes = result.shape[-taps:]
     if kind.counts_padding:
@@ -220,24 +214,11 @@ def _counts(kind: Pool, shape: Sequence[int]) -> np.ndarray[tuple[int, ...], np.
     return counts
 
 
-def _type(shape: Sequence[int]):
-    from cpembed.graph.kinds import TensorType
-
-    return TensorType(tuple(shape), "int8")
-
-
 # -- reductions along axes -------------------------------------------------------------------------
 
 
 def reduce_forms(operator: Operator, graph: Graph) -> Forms:
-    """Return the form of a reduction along axes.
-
-    Parameters
-    ----------
-    operator : Operator
-        Operator of kind :class:`~cpembed.graph.kinds.reductions.Reduce`.
-    graph : Graph
-    """
+    """Return the form of a reduction along axes."""
     kind = operator.kind
     assert isinstance(kind, Reduce)
     if kind.is_index or kind.operation == "prod":
@@ -277,14 +258,7 @@ def reduce_forms(operator: Operator, graph: Graph) -> Forms:
 
 
 def softmax_forms(operator: Operator, graph: Graph) -> Forms:
-    """Return the forms of a softmax: with the maximum subtracted, and without.
-
-    Parameters
-    ----------
-    operator : Operator
-        Operator of kind :class:`~cpembed.graph.kinds.reductions.Softmax`.
-    graph : Graph
-    """
+    """Return the forms of a softmax: with the maximum subtracted, and without."""
     kind = operator.kind
     assert isinstance(kind, Softmax)
     source = graph.types[operator.inputs[0]]
@@ -317,14 +291,7 @@ def _softmax(operator: Operator, graph: Graph, axis: int, *, subtracts: bool) ->
 
 
 def layer_norm_forms(operator: Operator, graph: Graph) -> Forms:
-    """Return the form of a layer normalization, or of a root mean square normalization.
-
-    Parameters
-    ----------
-    operator : Operator
-        Operator of kind :class:`~cpembed.graph.kinds.reductions.LayerNorm`.
-    graph : Graph
-    """
+    """Return the form of a layer normalization, or of a root mean square normalization."""
     kind = operator.kind
     assert isinstance(kind, LayerNorm)
     source = graph.types[operator.inputs[0]]

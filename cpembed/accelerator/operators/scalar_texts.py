@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cpembed.accelerator.operators.forms import number
+from cpembed.accelerator.operators.forms import integer_text, number
 from cpembed.ir.scalars import Apply, Input, Number, Scalar
 
 _INFIX: Mapping[str, str] = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -31,7 +31,7 @@ def scalar_text(node: Scalar, inputs: Sequence[str], *, floats: bool) -> str | N
     if isinstance(node, Number):
         if isinstance(node.value, bool) or (not floats and float(node.value) != int(node.value)):
             return None
-        return number(float(node.value)) if floats else _integer(int(node.value))
+        return number(float(node.value)) if floats else integer_text(int(node.value))
     arguments: list[str] = []
     for argument in node.arguments:
         text = scalar_text(argument, inputs, floats=floats)
@@ -39,10 +39,6 @@ def scalar_text(node: Scalar, inputs: Sequence[str], *, floats: bool) -> str | N
             return None
         arguments.append(text)
     return _applied(node, arguments, floats)
-
-
-def _integer(value: int) -> str:
-    return f"(0 - {-value})" if value < 0 else str(value)
 
 
 def _applied(node: Apply, arguments: Sequence[str], floats: bool) -> str | None:

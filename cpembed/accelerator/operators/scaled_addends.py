@@ -45,11 +45,6 @@ def scaled_addends(scales: Sequence[float]) -> Iterator[ScaledAddends]:
     float32, is below a whole number n, the rounded results differ by n at most: rounding is
     monotone and commutes with adding integers. If c is 1, the sum is an integer already, and
     ``d + 1/2 < n + 1`` suffices.
-
-    Parameters
-    ----------
-    scales : sequence of float
-        Factors of the operator.
     """
     # Each of the three roundings of a term is within 2^-24 of it; bytes are 128 at most.
     if 3 * 128 * sum(map(abs, scales)) * 2.0**-24 >= _FLOAT_ERROR or not any(scales):

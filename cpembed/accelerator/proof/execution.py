@@ -67,9 +67,9 @@ class Execution:
             self._check_order(reads, output)
         match step.role:
             case Role.OPAQUE:
-                self._write(output, UNCLAIMED, 0)
+                self.write(output, UNCLAIMED, 0)
             case Role.CONSTANT:
-                self._write(output, self.tags.number(step.value, output.operand.dtype), 0)
+                self.write(output, self.tags.number(step.value, output.operand.dtype), 0)
             case Role.MOVE:
                 self._move(step, reads, output)
             case _:
@@ -144,8 +144,7 @@ class Execution:
             elif source == "dense":
                 place = self.facts.place(operand.name)
                 sizes = self.instances.dimension_sizes(operand.name, self.sizes)
-                named = dict(zip(place.dimensions, sizes, strict=True))
-                strides.append(dense_strides(place, named, position))
+                strides.append(dense_strides(place, sizes, position))
             else:
                 value = self._register(source)
                 if not isinstance(value, int):
@@ -242,9 +241,6 @@ class Execution:
 
     def write(self, touched: Touched, tags: Any, levels: Any) -> None:
         """Write the tags and levels of an operand's elements."""
-        self._write(touched, tags, levels)
-
-    def _write(self, touched: Touched, tags: Any, levels: Any) -> None:
         store, places, parts = touched.store, touched.places, touched.operand.parts
         if parts > 1:
             column = np.broadcast_to(np.asarray(tags, np.int64), places.shape[:1])[:, None]
@@ -269,13 +265,13 @@ class Execution:
                         f"{self.text} moves elements of {source.operand.tensor} to "
                         "where it claims others"
                     )
-        self.require(source, source.claims, None if source.inside is None else source.inside)
+        self.require(source, source.claims, source.inside)
         tags = output.claims
         if output.inside is not None:
             which, values = source.numbers()
             converted = self._converted(read, which, values, output)
             tags = np.where(output.inside, tags, converted[of_source])
-        self._write(output, tags, source.levels[of_source])
+        self.write(output, tags, source.levels[of_source])
 
     def _converted(
         self, read: Access, which: Integers, values: list[Number], output: Touched

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.accelerator.program import Loop, Node, Program
+from cpembed.accelerator.program import Loop, Node, Program, execution_count
 from cpembed.accelerator.proof.facts import IssueFacts
 from cpembed.accelerator.proof.result import ObligationError, UndecidedError
 from cpembed.accelerator.proof.tensors import Tensors
@@ -223,7 +223,7 @@ class Instances:
         place, grid = self.facts.place(operand), self.grid(sizes)
         accesses = self.facts.instruction.computation.access_maps[operand]
         count = self.points(sizes)
-        extents = self.dimension_sizes(operand, sizes)
+        extents = self.dimension_sizes(operand, sizes).values()
         flat: list[Integers] = []
         for access in accesses:
             number = np.zeros(count, np.int64)
@@ -234,7 +234,8 @@ class Instances:
         numbers = dict(zip(accesses, inverse.reshape(len(accesses), count), strict=True))
         indices = np.unravel_index(unique, tuple(extents)) if extents else ()
         dimensions = dict(zip(place.dimensions, indices, strict=True))
-        places, lanes = _offsets(place, dimensions, strides, self.lane_radices(operand))
+        radices = self.facts.instruction.lane_radices(operand)
+        places, lanes = _offsets(place, dimensions, strides, radices)
         shape = unique.shape
         return Elements(
             dimensions,
@@ -249,23 +250,11 @@ class Instances:
             ),
         )
 
-    def dimension_sizes(self, operand: str, sizes: Sizes) -> list[int]:
+    def dimension_sizes(self, operand: str, sizes: Sizes) -> dict[str, int]:
         """Return the size of each dimension of an operand in an execution of these sizes."""
-        names = [axis.name for axis in self.facts.instruction.axes]
-        extents = dict(zip(names, sizes, strict=True))
-        accesses = self.facts.instruction.computation.access_maps[operand]
-        return [
-            1 + max(access.index[d].bounds(extents)[1] for access in accesses)
-            for d in range(len(accesses[0].index))
-        ]
-
-    def lane_radices(self, operand: str) -> list[int]:
-        """Return the number of values of each digit that selects the lane, at the largest sizes."""
-        # Where a digit lies in the row is wiring: it does not move with the sizes of an execution.
-        place = self.facts.place(operand)
-        largest = tuple(axis.maximum for axis in self.facts.instruction.axes)
-        sizes = dict(zip(place.dimensions, self.dimension_sizes(operand, largest), strict=True))
-        return [digit.size(sizes[digit.axis]) for digit in place.lanes]
+        instruction = self.facts.instruction
+        names = [axis.name for axis in instruction.axes]
+        return instruction.dimension_sizes(operand, dict(zip(names, sizes, strict=True)))
 
 
 def _offsets(
@@ -332,11 +321,6 @@ def dense_strides(place: OperandPlace, sizes: Mapping[str, int], position: int) 
     return math.prod(digit.size(sizes[digit.axis]) for digit in place.rows[position + 1 :])
 
 
-def slots(body: Sequence[Node]) -> int:
-    """Return the number of executions of a body, those that guards leave out included."""
-    return sum(n.extent * slots(n.body) if isinstance(n, Loop) else 1 for n in body)
-
-
 def trace_order(program: Program, tensors: Tensors) -> tuple[list[Instances], Integers, Integers]:
     """Return the executions of a program in the order of its text.
 
@@ -345,7 +329,7 @@ def trace_order(program: Program, tensors: Tensors) -> tuple[list[Instances], In
     tuple of (list of Instances, ndarray, ndarray)
         The instructions of the text; for each execution, which of them it is and its iteration.
     """
-    total = slots(program.body)
+    total = execution_count(program.body)
     if total > LARGEST_TRACE:
         raise UndecidedError(f"{program.name} executes {total:,} instructions")
     instances: list[Instances] = []
@@ -355,7 +339,7 @@ def trace_order(program: Program, tensors: Tensors) -> tuple[list[Instances], In
     def place(body: Sequence[Node], loops: tuple[Loop, ...], offset: Any) -> None:
         for node in body:
             if isinstance(node, Loop):
-                size = slots(node.body)
+                size = execution_count(node.body)
                 steps = np.arange(node.extent) * size
                 place(node.body, (*loops, node), (offset[:, None] + steps).reshape(-1))
                 offset = offset + node.extent * size

@@ -7,6 +7,7 @@ place in memory, to the claimed element of a tensor and to the time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -307,7 +308,8 @@ class Touch:
         ]
         lane = relations.text(address.lane)
         lanes = ""
-        for digit, radix in zip(place.lanes, self._lane_radices(), strict=True):
+        radices = facts.instruction.lane_radices(self.operand)
+        for digit, radix in zip(place.lanes, radices, strict=True):
             lanes = f"({lanes or 0}) * {radix} + {_digit(digit, self.names)}"
         row_text = " + ".join((relations.text(address.base), *rows))
         return self.map("M", [row_text, f"{lane} + {lanes or 0}"])
@@ -329,39 +331,21 @@ class Touch:
 
     def _dense(self, digits: Sequence[TileDimension]) -> int:
         """Return the number of places of the digits inside of one, if it is always the same."""
-        product = 1
-        for digit in digits:
-            sizes = self._dimension_sizes(digit.axis)
-            product *= digit.size(sizes)
-        return product
+        return math.prod(digit.size(self._dimension_size(digit.axis)) for digit in digits)
 
-    def _dimension_sizes(self, dimension: str) -> int:
+    def _dimension_size(self, dimension: str) -> int:
         extents: dict[str, int] = {}
         place = self.facts.place(self.operand)
         position = place.dimensions.index(dimension)
-        accesses = self.facts.instruction.computation.access_maps[self.operand]
+        instruction = self.facts.instruction
+        accesses = instruction.computation.access_maps[self.operand]
         for axis in {name for access in accesses for name in access.index[position].iterators}:
             claims = self.facts.issue.sizes.get(axis, ())
             if any(claim.terms for claim in claims):
                 raise UndecidedError(f"{self.text}: a stride depends on the size of {axis}")
-            maximum = self.facts.instruction.extents[axis]
+            maximum = instruction.extents[axis]
             extents[axis] = min((claim.constant for claim in claims), default=maximum)
-        return 1 + max(access.index[position].bounds(extents)[1] for access in accesses)
-
-    def _lane_radices(self) -> list[int]:
-        place = self.facts.place(self.operand)
-        accesses = self.facts.instruction.computation.access_maps[self.operand]
-        extents = self.facts.instruction.extents
-        return [
-            digit.size(
-                1
-                + max(
-                    access.index[place.dimensions.index(digit.axis)].bounds(extents)[1]
-                    for access in accesses
-                )
-            )
-            for digit in place.lanes
-        ]
+        return instruction.dimension_sizes(self.operand, extents)[dimension]
 
     @property
     def iterations_to_places(self) -> isl.Map:
@@ -441,13 +425,7 @@ def issue_relations(program: Program, tensors: Tensors) -> list[IssueRelations]:
 
 
 def reads_in_place(read: Touch, write: Touch) -> bool:
-    """Return True if each point of an instruction reads where it writes.
-
-    Parameters
-    ----------
-    read, write : Touch
-        An input and the output of one instruction.
-    """
+    """Return True if each point of an instruction reads where it writes."""
     relations = read.relations
     facts = relations.facts
     if facts.assignment.reduction is not None:

@@ -63,7 +63,7 @@ class Tensors:
                 )
         loaded = {*self.specification.inputs, *self.specification.constants}
         for name, tensor in self.program.tensors.items():
-            if (tensor.role in ("input", "constant")) != (name in loaded):
+            if tensor.is_loaded != (name in loaded):
                 raise ObligationError(
                     f"tensor {name} is {tensor.role} in main memory, and "
                     f"{'loaded' if name in loaded else 'computed'} in the specification"

@@ -170,22 +170,25 @@ class Call(Composites):
             self.reject(f"{name} {value} is not known: use {', '.join(choices)}")
         return value
 
-    def list_of(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...] | None:
+    def list_of(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
         """Return an attribute that is a list of integers."""
         value = self.attribute(name, default)
-        if value is None:
-            return None
         items = cast("Sequence[object]", value) if isinstance(value, tuple | list) else (None,)
         integers = tuple(v for v in items if isinstance(v, int))
         if len(integers) != len(items):
             self.reject(f"attribute {name} is no list of integers: give one")
         return integers
 
+    def optional_list(self, name: str) -> tuple[int, ...] | None:
+        """Return an attribute that is a list of integers; None if the node does not have it."""
+        return None if self.attribute(name) is None else self.list_of(name)
+
     def list_or_input(self, name: str, k: int) -> tuple[int, ...] | None:
         """Return integers that older versions have as an attribute and later ones as an input."""
-        if self.attribute(name) is not None:
-            return self.list_of(name)
-        return None if self.optional(k) is None else self.integers(k, name)
+        integers = self.optional_list(name)
+        if integers is not None or self.optional(k) is None:
+            return integers
+        return self.integers(k, name)
 
     def narrow_input(self, k: int) -> str:
         """Return the narrow type that an input of bytes holds; empty for another one."""

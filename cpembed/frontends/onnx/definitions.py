@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.onnx.model import Body, ModelInput, Node, Reader
 from cpembed.graph.kinds import TensorType
+from cpembed.ir.dtypes import numpy_dtype
 
 
 def is_defined(node: Node) -> bool:
@@ -111,6 +111,5 @@ def _type_message(kind: TensorType | None) -> Any:
 
     if kind is None:
         return onnx.TypeProto()
-    dtype = np.dtype(ml_dtypes.bfloat16 if kind.dtype == "bfloat16" else kind.dtype)
-    number = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    number = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(kind.dtype))
     return onnx.helper.make_tensor_type_proto(number, kind.shape)

@@ -16,6 +16,7 @@ from cpembed.frontends.onnx.call import Call
 from cpembed.frontends.onnx.model import Body, Node
 from cpembed.graph.kinds import Foreign, TensorType
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.dtypes import numpy_dtype
 
 ONNXRUNTIME = "onnxruntime"
 
@@ -93,9 +94,7 @@ def _in_onnxruntime(call: Call) -> Foreign:
         if value is not None:
             constants.append(onnx.numpy_helper.from_array(np.asarray(value), name))
         else:
-            number = onnx.helper.np_dtype_to_tensor_dtype(
-                zeros_of(TensorType((), kind.dtype)).dtype
-            )
+            number = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(kind.dtype))
             inputs.append(onnx.helper.make_tensor_value_info(name, number, kind.shape))
     results = [onnx.ValueInfoProto(name=name) for name in outputs if name]
     graph = onnx.helper.make_graph([proto], "fallback", inputs, results, constants)

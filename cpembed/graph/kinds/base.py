@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import WorkloadError
-from cpembed.ir.dtypes import numpy_dtype
 
 Array = NDArray[Any]
 
@@ -56,11 +55,6 @@ class Kind(ABC):
     def label(self) -> str:
         """Short name in tables and diagrams."""
         return type(self).__name__.lower()
-
-
-def numpy_type(dtype: str) -> np.dtype[Any]:
-    """Return numpy's type of elements, bfloat16 included."""
-    return np.dtype(numpy_dtype(dtype)) if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def axis_of(axis: int, rank: int) -> int:

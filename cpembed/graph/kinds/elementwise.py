@@ -12,6 +12,7 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.scalars import Apply, Scalar, converted, evaluate_scalar
 
 
@@ -76,7 +77,7 @@ def computing_dtype(dtypes: Sequence[str]) -> str:
     """Return the default type of arithmetic on inputs of some types."""
     if "float64" in dtypes:
         return "float64"
-    if any(np.dtype(d).kind == "f" or d == "bfloat16" for d in dtypes):
+    if not all(map(is_integer, dtypes)):
         return "float32"
     return "int64" if {"int64", "uint64", "uint32"}.intersection(dtypes) else "int32"
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of, numpy_type
+from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of
+from cpembed.ir.dtypes import numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Bitcast(Kind):
     dtype: str
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
-        sizes = [numpy_type(dtype).itemsize for dtype in (inputs[0].dtype, self.dtype)]
+        sizes = [numpy_dtype(dtype).itemsize for dtype in (inputs[0].dtype, self.dtype)]
         if sizes[0] != sizes[1] or self.dtype == "bool":
             raise WorkloadError(f"the bits of {inputs[0].dtype} as those of {self.dtype}")
         return (TensorType(inputs[0].shape, self.dtype),)
 
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        return (inputs[0].copy().view(numpy_type(self.dtype)),)
+        return (inputs[0].copy().view(numpy_dtype(self.dtype)),)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from cpembed.codegen.epilogue import (
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Elementwise, Input, Number, Product, Scalar
 from cpembed.graph.passes.elementwise_fusion import Form, elementwise_form
-from cpembed.graph.passes.epilogue_matching import result_vector
+from cpembed.graph.passes.epilogue_matching import result_vector, without_constant_axes
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
 from cpembed.ir.scalars import apply, substituted
 
@@ -187,7 +187,9 @@ def split_chain(
     first, last = 2 + len(kind.vectors), 2 + len(product.vectors)
     constants: dict[str, Array] = {}
     if epilogue.chain.vectors:
-        numbers = _broadcast_numbers(product)
+        # The channel of each element of the result, in a shape that broadcasts to it.
+        numbers = channel_numbers(product.computation).reshape(product.shape)
+        numbers = without_constant_axes(numbers)
         for name in operator.inputs[first:last]:
             constants[f"{between}: {name}"] = graph.constants[name].reshape(-1)[numbers]
     elementwise = Elementwise(epilogue.chain.expression, epilogue.dtype, "float32")
@@ -195,13 +197,3 @@ def split_chain(
     before = replace(operator, kind=kind, inputs=operator.inputs[:first], outputs=(between,))
     after = Operator(f"{operator.name} chain", elementwise, reads, operator.outputs)
     return (before, after), constants
-
-
-def _broadcast_numbers(product: Product) -> Array:
-    """Return the channel of each element of the result, in a shape that broadcasts to it."""
-    numbers = channel_numbers(product.computation).reshape(product.shape)
-    for axis in range(numbers.ndim):
-        first = numbers.take([0], axis)
-        if (numbers == first).all():
-            numbers = first
-    return numbers

@@ -14,7 +14,7 @@ import numpy as np
 from cpembed.codegen.epilogue import BYTES, channel_numbers
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Product, Reshape, Scalar, Transpose
-from cpembed.graph.passes.epilogue_matching import reduction_length
+from cpembed.graph.passes.epilogue_matching import reduction_length, without_constant_axes
 from cpembed.graph.passes.integer_products import (
     LARGEST_PRODUCT,
     LARGEST_SUM,
@@ -117,9 +117,9 @@ def _convert(rewriting: Rewriting, operator: Operator, product: Product) -> None
     operators = [replace(operator, kind=sums, inputs=(first.integers, name), outputs=(total,))]
     if first.zero_point is not None:
         # Where the window leaves an image, floats are 0, which is the zero point: no share of it.
-        inside = _shared(_weight_sums(sums, graph.types[first.integers].shape, weights))
+        inside = _weight_sums(sums, graph.types[first.integers].shape, weights)
         corrected = rewriting.fresh(f"{output} centred")
-        shares = rewriting.constant(f"{output} sums of weights", inside)
+        shares = rewriting.constant(f"{output} sums of weights", without_constant_axes(inside))
         expression = apply("sub", Input(0), apply("mul", Input(1), Input(2)))
         zero = _scalar(rewriting, first.zero_point, operators)
         operators.append(
@@ -131,7 +131,8 @@ def _convert(rewriting: Rewriting, operator: Operator, product: Product) -> None
             )
         )
         total = corrected
-    factors = rewriting.constant(f"{output} scales", _shared(_along_channels(sums, second)))
+    scales = without_constant_axes(_along_channels(sums, second))
+    factors = rewriting.constant(f"{output} scales", scales)
     scaled: Scalar = apply("mul", Input(0), apply("mul", Input(1), Input(2)))
     scale = _scalar(rewriting, first.scale, operators)
     operators.append(
@@ -176,12 +177,3 @@ def _along_channels(sums: Product, second: QuantizedWeights) -> Array:
     """Return, for each element of the result, the scale of its channel's weights."""
     scales = second.scale.astype(np.float32)
     return scales[channel_numbers(sums.computation)].reshape(sums.shape)
-
-
-def _shared(array: Array) -> Array:
-    """Return an array with one element along each axis on which nothing depends."""
-    for axis in range(array.ndim):
-        first = array.take([0], axis)
-        if np.array_equal(np.broadcast_to(first, array.shape), array):
-            array = first
-    return array

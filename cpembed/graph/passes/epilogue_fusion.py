@@ -21,6 +21,7 @@ from cpembed.graph.passes.epilogue_matching import (
     Chain,
     before_clip,
     chains,
+    other_input,
     scaled_weights,
 )
 from cpembed.graph.passes.expressions import clip_range, combines_inputs, composed_clip
@@ -139,8 +140,7 @@ def _float_sum(rewriting: Rewriting, chain: Chain) -> _FloatSum | None:
                 return None
         case _:
             return None
-    first, second = reader.inputs
-    addend = second if first == chain.last.output else first
+    addend = other_input(chain, reader)
     # Constants per channel became a bias; others are left to elementwise fusion.
     if graph.is_constant(addend):
         return None

@@ -132,13 +132,14 @@ def _operand_vector(
         return np.full(chain.product.channels, np.float32(number), np.float64)
     if len(reader.inputs) != 2 or not combines_inputs(kind.expression, operation):
         return None
-    array = _constant_value(graph, _partner(chain, reader))
+    array = _constant_value(graph, other_input(chain, reader))
     if array is None or graph.types[reader.output].shape != chain.shape:
         return None
     return result_vector(chain.product, chain.shape, array)
 
 
-def _partner(chain: Chain, reader: Operator) -> str:
+def other_input(chain: Chain, reader: Operator) -> str:
+    """Return the input of a reader of two that is not the chain's result."""
     first, second = reader.inputs
     return second if first == chain.last.output else first
 
@@ -147,7 +148,7 @@ def _integers(graph: Graph, chain: Chain, reader: Operator) -> tuple[Floats, Flo
     """Return the integers (zero point 0) that an addend is dequantized from, and their scales."""
     if len(reader.inputs) != 2:
         return None
-    producer = producer_of(graph, _partner(chain, reader), Dequantize)
+    producer = producer_of(graph, other_input(chain, reader), Dequantize)
     if producer is None or any(producer[1].zero_point):
         return None
     operator, kind = producer
@@ -213,6 +214,15 @@ def result_vector(product: Product, shape: tuple[int, ...], array: Array) -> Flo
     vector = np.zeros(product.channels, np.float64)
     vector[numbers] = spread
     return vector if np.array_equal(vector[numbers], spread) else None
+
+
+def without_constant_axes(array: Array) -> Array:
+    """Return an array with one element along each axis on which nothing depends."""
+    for axis in range(array.ndim):
+        first = array.take([0], axis)
+        if np.array_equal(np.broadcast_to(first, array.shape), array):
+            array = first
+    return array
 
 
 def weights_vector(product: Product, array: Array) -> Floats | None:

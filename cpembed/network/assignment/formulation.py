@@ -203,10 +203,8 @@ def formulate(problem: Problem, remaining: RemainingOptions) -> Formulation:
                 read[node, port] = count + len(domains)
                 domains[read[node, port]] = layouts
     tables = [Table((node,), _costs(problem, remaining, node)) for node in range(count)]
-    for (node, port), variable in read.items():
-        tables.append(_link(problem, remaining, node, port, variable, domains[variable]))
-    for name, (node, port) in problem.producer_of.items():
-        variable = written[name]
+    links = {**read, **{port: written[name] for name, port in problem.producer_of.items()}}
+    for (node, port), variable in links.items():
         tables.append(_link(problem, remaining, node, port, variable, domains[variable]))
     shared: list[SharedConversions] = []
     for tensor in problem.tensors:

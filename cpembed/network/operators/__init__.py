@@ -7,7 +7,7 @@ may overlap another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cpembed.codegen.plan import KernelPlan
@@ -26,7 +26,7 @@ from cpembed.network.operators import (
 )
 from cpembed.network.operators.emission import EFFORT, FUNCTION_EFFORT, Operands
 from cpembed.network.operators.movement import conversion_plan
-from cpembed.network.operators.nest import PlacedTensor
+from cpembed.network.operators.nest import PlacedTensor, Tensors
 
 __all__ = [
     "EFFORT",
@@ -72,9 +72,7 @@ _PLANS: Mapping[type[Kind], Callable[[Any, Operands], KernelPlan]] = {
 }
 
 
-def generated_plan(
-    kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor], threads: int
-) -> KernelPlan:
+def generated_plan(kind: Kind, inputs: Tensors, outputs: Tensors, threads: int) -> KernelPlan:
     """Return the kernel of an operator that is no product.
 
     Parameters

@@ -19,7 +19,7 @@ from cpembed.codegen.values import Value, converted
 from cpembed.graph.kinds import Attention
 from cpembed.network.operators.attention_softmax import LOWEST, STATISTICS, TileSoftmax, vectors
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
-from cpembed.network.operators.emission import LANE, Operands
+from cpembed.network.operators.emission import LANE, Operands, chunk_bounds
 from cpembed.network.operators.tiled_kernel import AttentionPlan, TiledKernel, identifier
 
 _LINE_BYTES = 64
@@ -128,7 +128,7 @@ class _AttentionKernel(TiledKernel):
         for row in self._each_row():
             self.kernel.script.line(f"{self.softmax.statistic(0, row)} = {LOWEST}")
             self.kernel.script.line(f"{self.softmax.statistic(1, row)} = T.float32(0)")
-            for at, size, _ in vectors(self.kernel, tiles.extents["d"], _LANES):
+            for at, size in vectors(self.kernel, tiles.extents["d"], _LANES):
                 with self.kernel.vectorized(size):
                     place = self._place("sums", row, tiles.extents["d"], at)
                     self.kernel.script.line(f"{place} = T.float32(0)")
@@ -147,7 +147,7 @@ class _AttentionKernel(TiledKernel):
             return
         depth = tiles.extents["d"]
         for row in self._each_row():
-            for at, size, _ in vectors(self.kernel, depth, _LANES):
+            for at, size in vectors(self.kernel, depth, _LANES):
                 with self.kernel.vectorized(size):
                     total = self._place("sums", row, depth, at)
                     added = self._place("Y", row, depth, at)
@@ -178,7 +178,7 @@ class _AttentionKernel(TiledKernel):
         for row in self._each_row("block_start - first_row"):
             total = self.kernel.opaque(self.softmax.statistic(1, row), "float32")
             with self._quotient(total) as quotient:
-                for at, size, _ in vectors(self.kernel, depth, _LANES):
+                for at, size in vectors(self.kernel, depth, _LANES):
                     with self.kernel.vectorized(size):
                         self._store(row, at, quotient(self._place(sums, row, depth, at)))
 
@@ -203,7 +203,7 @@ class _AttentionKernel(TiledKernel):
         kernel, script, tiles = self.kernel, self.kernel.script, self.tiles
         depth, count = tiles.extents["d"], tiles.all_blocks
         chunks = min(self.operands.threads, count)
-        bounds = f"chunk * {count} // {chunks}, (chunk + 1) * {count} // {chunks}"
+        bounds = ", ".join(chunk_bounds(count, chunks))
         with script.nested(
             f"for chunk in T.parallel({chunks}):", f"for block in T.serial({bounds}):"
         ):
@@ -211,7 +211,7 @@ class _AttentionKernel(TiledKernel):
             for row in self._each_row("block_start - first_row"):
                 total = self._weigh_parts(row)
                 with self._quotient(total) as quotient:
-                    for at, size, _ in vectors(kernel, depth, _LANES):
+                    for at, size in vectors(kernel, depth, _LANES):
                         combined = kernel.accumulators(size, "float32", "T.float32(0)")
                         with self._each_part(), kernel.vectorized(size):
                             weighted = f"{self._place('sums', row, depth, at)} * "

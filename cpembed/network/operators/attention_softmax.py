@@ -16,7 +16,15 @@ from cpembed.codegen.approximations import APPROXIMATIONS, exp2_below
 from cpembed.codegen.values import Value, converted, literal
 from cpembed.graph.kinds import Attention
 from cpembed.network.operators.attention_tiles import Tiles
-from cpembed.network.operators.emission import LANE, SERIAL, VECTORIZED, Kernel
+from cpembed.network.operators.emission import (
+    LANE,
+    SERIAL,
+    VECTORIZED,
+    Kernel,
+    combined_lanes,
+    vector_runs,
+    vector_size,
+)
 from cpembed.network.operators.nest import PlacedTensor
 
 MAXIMUM_LANES = 32
@@ -35,6 +43,16 @@ which becomes what is subtracted from scores."""
 _MAXIMUM, _SUM, _RESCALING, _CENTRE = range(STATISTICS)
 LOWEST = 'T.float32("-inf")'
 """Text of the maximum of no scores."""
+
+
+def larger(first: str, second: str) -> str:
+    """Return the text of the larger of two scores; the second one if that is NaN."""
+    return f"T.max({first}, {second})"
+
+
+def added(first: str, second: str) -> str:
+    """Return the text of the sum of two numbers."""
+    return f"{first} + {second}"
 
 
 @dataclass(frozen=True)
@@ -131,23 +149,23 @@ class TileSoftmax:
         varies = len(mask.shape) > (1 if self.tiles.row_axis == "s" else 2)
         axis = -2 if self.tiles.row_axis == "s" else -3
         rows = self.tiles.rows if varies and mask.shape[axis] > 1 else 1
-        lanes = min(MAXIMUM_LANES, power_below(self.tiles.keys))
+        lanes = vector_size(self.tiles.keys, MAXIMUM_LANES)
         visible = kernel.accumulators(lanes, "float32", "T.float32(0)")
         hidden = "T.uint8(0)" if mask.dtype == "bool" else LOWEST
         with kernel.script.nested(f"for member in T.serial({rows}):"):
-            for at, size, _ in vectors(kernel, self.tiles.keys, lanes):
+            for at, size in vectors(kernel, self.tiles.keys, lanes):
                 with kernel.vectorized(size):
                     element = f"in3[{self._mask_place(mask, 'member', at)}]"
                     counts = f"T.Select({element} == {hidden}, T.float32(0), T.float32(1))"
                     place = f"{visible}[{LANE}]"
                     kernel.script.line(f"{place} = T.max({counts}, {place})")
-        return f"{combined(kernel, visible, lanes, 'max')} > T.float32(0)"
+        return f"{combined_lanes(kernel, visible, lanes, 'float32', larger)} > T.float32(0)"
 
     # --------------------------------------------------------------------------------- rows
 
     def _write_rows(self, *, is_full: bool) -> None:
         kernel, script = self.kernel, self.kernel.script
-        for first, size, _ in vectors(kernel, self.tiles.rows, ROW_GROUP):
+        for first, size in vectors(kernel, self.tiles.rows, ROW_GROUP):
             with script.nested(f"for member in T.serial({size}):"):
                 self._write_maximum(f"({first} + member)", is_full)
             with kernel.vectorized(size):
@@ -159,7 +177,7 @@ class TileSoftmax:
         """Write a row's maximum in the tile, and its scores unless they stay as they are."""
         kernel = self.kernel
         limit = self._limit(row, is_full)
-        lanes = min(MAXIMUM_LANES, power_below(self.tiles.keys))
+        lanes = vector_size(self.tiles.keys, MAXIMUM_LANES)
         top = kernel.accumulators(lanes, "float32", LOWEST)
         for at, size in self._visible(limit, lanes):
             # Hyperbolic tangents name integers, which TVM's vectors do not allow.
@@ -169,9 +187,8 @@ class TileSoftmax:
                 if not (self.is_raw and is_full):
                     kernel.script.line(f"{place} = {score}")
                 kernel.script.line(f"{top}[{LANE}] = T.max({score}, {top}[{LANE}])")
-        kernel.script.line(
-            f"{self.statistic(_CENTRE, row)} = {combined(kernel, top, lanes, 'max')}"
-        )
+        largest = combined_lanes(kernel, top, lanes, "float32", larger)
+        kernel.script.line(f"{self.statistic(_CENTRE, row)} = {largest}")
 
     def _write_statistics(self, row: str) -> None:
         """Write the running maxima of a group of rows, and the factors of earlier sums."""
@@ -194,7 +211,7 @@ class TileSoftmax:
         """Write the powers of a row's scores in a tile, and add them to its sum."""
         kernel = self.kernel
         limit = self._limit(row, is_full)
-        lanes = min(POWER_LANES, power_below(self.tiles.keys))
+        lanes = vector_size(self.tiles.keys, POWER_LANES)
         centre = kernel.opaque(self.statistic(_CENTRE, row), "float32")
         total = kernel.accumulators(lanes, "float32", "T.float32(0)")
         for at, size in self._visible(limit, lanes, clears=row):
@@ -202,7 +219,8 @@ class TileSoftmax:
                 power = self.power(self._place(row, at), centre)
                 self._store_weight(row, at, power)
                 kernel.script.line(f"{total}[{LANE}] = {total}[{LANE}] + {power}")
-        summed, place = combined(kernel, total, lanes, "sum"), self.statistic(_SUM, row)
+        summed = combined_lanes(kernel, total, lanes, "float32", added)
+        place = self.statistic(_SUM, row)
         before = f"{place} + " if self.tiles.tiles > 1 else ""
         kernel.script.line(f"{place} = {before}{summed}")
 
@@ -228,10 +246,9 @@ class TileSoftmax:
         """
         kernel, width = self.kernel, self.tiles.keys
         if limit is None:
-            for at, size, _ in vectors(kernel, width, most):
-                yield at, size
+            yield from vectors(kernel, width, most)
             return
-        for start, size, count in _runs(width, most):
+        for start, size, count in vector_runs(width, most):
             needed = f"T.max(0, T.min({count}, ({limit} - {start} + {size}) // {size}))"
             steps, name = kernel.bind(needed), kernel.name("step")
             with kernel.script.nested(f"for {name} in T.serial({steps}):"):
@@ -284,32 +301,8 @@ class TileSoftmax:
         return " + ".join(terms) or "0"
 
 
-def combined(kernel: Kernel, name: str, size: int, operation: str, dtype: str = "float32") -> str:
-    """Write the combination of the lanes of an accumulator, and return it.
-
-    Parameters
-    ----------
-    kernel : Kernel
-    name, dtype : str
-        Buffer of the accumulator and its type.
-    size : int
-        Number of lanes, a power of two.
-    operation : str
-        ``max`` or ``sum``.
-    """
-    while size > 1:
-        size //= 2
-        half = kernel.local(size, dtype)
-        with kernel.vectorized(size):
-            first, second = f"{name}[{LANE}]", f"{name}[{LANE} + {size}]"
-            joined = f"{first} + {second}" if operation == "sum" else f"T.max({first}, {second})"
-            kernel.script.line(f"{half}[{LANE}] = {joined}")
-        name = half
-    return f"{name}[0]"
-
-
-def vectors(kernel: Kernel, extent: int, most: int) -> Iterator[tuple[str, int, int]]:
-    """Write loops over vectors of a row; yield each one's start, size and number.
+def vectors(kernel: Kernel, extent: int, most: int) -> Iterator[tuple[str, int]]:
+    """Write loops over vectors of a row; yield each one's start and size.
 
     Parameters
     ----------
@@ -319,31 +312,11 @@ def vectors(kernel: Kernel, extent: int, most: int) -> Iterator[tuple[str, int, 
     most : int
         Maximum number of elements of a vector, a power of two.
     """
-    for start, size, count in _runs(extent, most):
+    for start, size, count in vector_runs(extent, most):
         with ExitStack() as stack:
             at = str(start)
             if count > 1:
                 name = kernel.name("step")
                 stack.enter_context(kernel.script.nested(f"for {name} in T.serial({count}):"))
                 at = f"({name} * {size} + {start})"
-            yield at, size, count
-
-
-def _runs(extent: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Yield start, size and number of equal vectors that cover a row, long ones first.
-
-    >>> list(_runs(45, 16))
-    [(0, 16, 2), (32, 8, 1), (40, 4, 1), (44, 1, 1)]
-    """
-    start, size = 0, most
-    while start < extent:
-        while size > extent - start:
-            size //= 2
-        count = (extent - start) // size
-        yield start, size, count
-        start += count * size
-
-
-def power_below(extent: int) -> int:
-    """Return the largest power of two that is at most an extent."""
-    return 1 << (extent.bit_length() - 1)
+            yield at, size

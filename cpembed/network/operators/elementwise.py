@@ -26,7 +26,6 @@ from cpembed.codegen.values import (
 )
 from cpembed.graph import kinds
 from cpembed.graph.kinds.base import axis_of
-from cpembed.ir.index import IndexExpr
 from cpembed.ir.scalars import Apply, Scalar
 from cpembed.network.layout import Layout
 from cpembed.network.operators.emission import (
@@ -37,23 +36,10 @@ from cpembed.network.operators.emission import (
     Operands,
     Reduction,
 )
-from cpembed.network.operators.nest import (
-    Nest,
-    PlacedTensor,
-    View,
-    axes,
-    constant,
-    nest_over,
-)
+from cpembed.network.operators.nest import View, axes, broadcast_nest, nest_over
 
 # Time of an operation of an expression relative to copying a byte.
 _OPERATION_EFFORT = 0.25
-
-
-def broadcast_index(shape: Sequence[int], rank: int) -> tuple[IndexExpr, ...]:
-    """Return the index of a broadcast tensor's element at a point of ``rank`` axes."""
-    last = axes(rank)[rank - len(shape) :]
-    return tuple(constant(0) if size == 1 else e for size, e in zip(shape, last, strict=True))
 
 
 def expression_effort(node: Scalar) -> float:
@@ -64,19 +50,10 @@ def expression_effort(node: Scalar) -> float:
     return top + sum(expression_effort(argument) - 1.0 for argument in node.arguments) + 1.0
 
 
-def elementwise_nest(output: PlacedTensor, inputs: Sequence[PlacedTensor]) -> Nest:
-    """Return loops over a result and inputs that broadcast to it."""
-    rank = len(output.shape)
-    views = [View(output.layout, axes(rank))]
-    views += [View(x.layout, broadcast_index(x.shape, rank)) for x in inputs]
-    # Loops follow the memory of the first view, the output.
-    return nest_over(output.shape, views)
-
-
 def elementwise_plan(kind: kinds.Elementwise, operands: Operands) -> KernelPlan:
     """Return the kernel of an expression."""
     (output,) = operands.outputs
-    nest = elementwise_nest(output, operands.inputs)
+    nest = broadcast_nest([output, *operands.inputs])
     kernel = Kernel(operands, operands.chunks(expression_effort(kind.expression)))
     computing = kind.computes_in([x.dtype for x in operands.inputs])
     writer = ScalarWriter(kernel, computing)
@@ -170,8 +147,7 @@ def _parametrized(
 def table_plan(kind: kinds.Table, operands: Operands) -> KernelPlan:
     """Return the kernel of a lookup table."""
     (source,), (output,) = operands.inputs, operands.outputs
-    indices = axes(len(output.shape))
-    nest = nest_over(output.shape, [View(output.layout, indices), View(source.layout, indices)])
+    nest = broadcast_nest([output, source])
     kernel = Kernel(operands, operands.chunks(EFFORT[kinds.Table]))
     entries = flat_storage(typed_array(kind.entries, kind.dtype))
     with kernel.body(), kernel.points(nest):
@@ -193,9 +169,7 @@ def dynamic_quantize_plan(kind: kinds.DynamicQuantize, operands: Operands) -> Ke
     NaNs are ignored in the range and stored as 0.
     """
     source, output = operands.inputs[0], operands.outputs[0]
-    indices = axes(len(source.shape))
-    views = [View(output.layout, indices), View(source.layout, indices)]
-    reduction = Reduction.split(nest_over(source.shape, views, ordered_by=1), lambda loop: True)
+    reduction = Reduction.split(broadcast_nest([output, source], 1), lambda loop: True)
     # One thread: the second pass needs the result of the first, and threads of one kernel have no
     # barrier.
     kernel = Kernel(operands, 1)
@@ -213,7 +187,7 @@ def dynamic_quantize_plan(kind: kinds.DynamicQuantize, operands: Operands) -> Ke
         script.line(f"{zero}[0] = {clamped(value, 'float32', 0, 255)}")
         script.line(f"out1[0] = {scale}[0]")
         script.line(f"out2[0] = {whole_cast(f'{zero}[0]', 'uint8')}")
-        nest = nest_over(source.shape, views)
+        nest = broadcast_nest([output, source])
         with kernel.points(nest):
             rounded = round_to_even(f"in0[{nest.places[1]}] / {scale}[0]")
             value = nan_to_zero(kernel.bind, f"{rounded} + {zero}[0]", "float32")

@@ -16,7 +16,7 @@ from cpembed.codegen.scalar_text import Statements
 from cpembed.codegen.values import one_function, one_name
 from cpembed.graph import kinds
 from cpembed.ir.index import IndexExpr
-from cpembed.network.operators.nest import Loop, Nest, PlacedTensor
+from cpembed.network.operators.nest import Loop, Nest, Tensors
 
 SHARE_BYTES = 1 << 19
 """Minimum number of bytes per thread: waking a thread takes some 3 microseconds (measured on Zen
@@ -50,11 +50,11 @@ _UNROLLED = 8
 class Operands:
     """Tensors of a kernel, and the number of threads that may run it."""
 
-    inputs: Sequence[PlacedTensor]
-    outputs: Sequence[PlacedTensor]
+    inputs: Tensors
+    outputs: Tensors
     threads: int
 
-    def chunks(self, effort: float = 1, tensors: Sequence[PlacedTensor] | None = None) -> int:
+    def chunks(self, effort: float = 1, tensors: Tensors | None = None) -> int:
         """Return the number of shares into which the work is divided.
 
         ``effort`` is the time of a byte relative to copying it. ``tensors`` are those whose bytes
@@ -150,9 +150,7 @@ class Kernel(Statements):
         """Return the bounds of a chunk's share of ``total`` steps, multiples of ``unit``."""
         if self.chunks == 1:
             return f"0, {total}"
-        units = -(-total // unit)
-        first = f"chunk * {units} // {self.chunks}"
-        end = f"(chunk + 1) * {units} // {self.chunks}"
+        first, end = chunk_bounds(-(-total // unit), self.chunks)
         if unit == 1:
             return f"{first}, {end}"
         return f"{first} * {unit}, T.min({end} * {unit}, {total})"
@@ -268,6 +266,49 @@ def vector_size(extent: int, most: int = LANES) -> int:
     return min(most, 1 << (extent.bit_length() - 1))
 
 
+def vector_runs(extent: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """Yield start, size and number of equal vectors that cover a row, long ones first.
+
+    >>> list(vector_runs(45, 16))
+    [(0, 16, 2), (32, 8, 1), (40, 4, 1), (44, 1, 1)]
+    """
+    start = 0
+    while start < extent:
+        size = vector_size(extent - start, most)
+        count = (extent - start) // size
+        yield start, size, count
+        start += count * size
+
+
+def chunk_bounds(total: int, chunks: int) -> tuple[str, str]:
+    """Return the texts of the first step of a chunk's equal share, and of the end."""
+    return f"chunk * {total} // {chunks}", f"(chunk + 1) * {total} // {chunks}"
+
+
+def combined_lanes(kernel: Kernel, name: str, size: int, dtype: str, join: Join) -> str:
+    """Write the combination of the lanes of an accumulator, and return it.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    name, dtype : str
+        Buffer of the accumulator and its type.
+    size : int
+        Number of lanes, a power of two.
+    join : callable
+        Returns the text of two lanes' combination.
+    """
+    # A tree of vector operations, halving the vector each time.
+    while size > 1:
+        size //= 2
+        half = kernel.local(size, dtype)
+        with kernel.vectorized(size):
+            joined = join(f"{name}[{LANE}]", f"{name}[{LANE} + {size}]")
+            kernel.script.line(f"{half}[{LANE}] = {joined}")
+        name = half
+    return f"{name}[0]"
+
+
 def place_texts(places: Sequence[IndexExpr], name: str | None, value: str) -> list[str]:
     """Return the texts of places, with a value substituted for an iterator.
 
@@ -374,12 +415,8 @@ class Reduction:
         elif not self.is_along:
             yield "first", self.size, 1
         else:
-            yield "0", self.size, self.lane.extent // self.size
-            start, end = self.lane.extent - self.lane.extent % self.size, self.lane.extent
-            while start < end:
-                size = vector_size(end - start, self.most)
-                yield str(start), size, 1
-                start += size
+            for start, size, count in vector_runs(self.lane.extent, self.most):
+                yield str(start), size, count
 
     def combined(self, kernel: Kernel, name: str, dtype: str, join: Join) -> Callable[[str], str]:
         """Write the combination of partial accumulators.
@@ -399,16 +436,8 @@ class Reduction:
         """
         if not self.is_along:
             return lambda lane: f"{name}[{lane}]"
-        # A tree of vector operations, halving the vector each time.
-        size = self.size
-        while size > 1:
-            size //= 2
-            half = kernel.local(size, dtype)
-            with kernel.vectorized(size):
-                joined = join(f"{name}[{LANE}]", f"{name}[{LANE} + {size}]")
-                kernel.script.line(f"{half}[{LANE}] = {joined}")
-            name = half
-        return lambda lane: f"{name}[0]"
+        total = combined_lanes(kernel, name, self.size, dtype, join)
+        return lambda lane: total
 
 
 def every_other_element(buffer: str, first: str, size: int) -> str:

@@ -8,7 +8,8 @@ multiplied by it in blocks of registers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cpembed.codegen.plan import KernelPlan
@@ -136,12 +137,7 @@ def over_words(
     write : callable
         Writes the statements of a word from its number and the number of its columns.
     """
-    complete, rest = divmod(count, form.codes_per_word)
-    if complete:
-        with kernel.script.nested(f"for word in T.serial({complete}):"):
-            write("word", form.codes_per_word)
-    if rest:
-        write(str(complete), rest)
+    _over_parts(kernel, "word", count, form.codes_per_word, write)
 
 
 def over_groups(kernel: Kernel, form: GroupedFormat, write: Callable[[str, int], None]) -> None:
@@ -154,12 +150,23 @@ def over_groups(kernel: Kernel, form: GroupedFormat, write: Callable[[str, int],
     write : callable
         Writes the statements of a group from its number and the number of its columns.
     """
-    complete, rest = divmod(form.columns, form.block)
+    _over_parts(kernel, "group", form.columns, form.block, write)
+
+
+def _over_parts(
+    kernel: Kernel, name: str, columns: int, size: int, write: Callable[[str, int], None]
+) -> None:
+    complete, rest = divmod(columns, size)
     if complete:
-        with kernel.script.nested(f"for group in T.serial({complete}):"):
-            write("group", form.block)
+        with kernel.script.nested(f"for {name} in T.serial({complete}):"):
+            write(name, size)
     if rest:
         write(str(complete), rest)
+
+
+def rows_from(first: str, count: int) -> list[str]:
+    """Return the texts of some rows of activations, whose sums are computed together."""
+    return [f"({first} + {number})" for number in range(count)]
 
 
 class ProductText:
@@ -197,6 +204,54 @@ class ProductText:
         """Return the text of a bias, or 0."""
         return f"{self.bias}[tile * {TILE} + {lane}]" if self.bias else literal(0, "float32")
 
+    def write_initial(self, count: int) -> None:
+        """Write the results of a tile without any product; ``count`` rows of weights exist."""
+        with (
+            self.kernel.script.nested(f"for row in T.serial({self.kind.rows}):"),
+            self.kernel.vectorized(count, _loop(count, TILE)),
+        ):
+            self.kernel.script.line(f"{self.result('row', LANE)} = {self.initial(LANE)}")
+
+    def row_blocks(self, most: int) -> Iterator[list[str]]:
+        """Write loops over blocks of at most so many rows; yield the rows of each inside."""
+        complete, rest = divmod(self.kind.rows, most)
+        if complete:
+            with self.kernel.script.nested(f"for block in T.serial({complete}):"):
+                yield rows_from(f"block * {most}", most)
+        if rest:
+            yield rows_from(str(complete * most), rest)
+
+    @contextmanager
+    def added_to(
+        self, rows: Sequence[str], first: int, lanes: int, stored: int
+    ) -> Generator[list[str]]:
+        """Write loads of results before what is written inside this context, stores behind it.
+
+        Parameters
+        ----------
+        rows : sequence of str
+            Texts of rows of activations.
+        first, lanes, stored : int
+            First row of weights in the tile, number of them, and number of those that exist.
+
+        Yields
+        ------
+        list of str
+            Names of the results in registers, for each row of activations.
+        """
+        names = [self.kernel.registers(lanes, "float32") for _ in rows]
+        pairs = [
+            (f"{name}[{LANE}]", self.result(row, f"{first} + {LANE}"))
+            for name, row in zip(names, rows, strict=True)
+        ]
+        for name, result in pairs:
+            with self.kernel.vectorized(stored, _loop(stored, lanes)):
+                self.kernel.script.line(f"{name} = {result}")
+        yield names
+        for name, result in pairs:
+            with self.kernel.vectorized(stored, _loop(stored, lanes)):
+                self.kernel.script.line(f"{result} = {name}")
+
     def multiply_add(self, target: str, value: str, factor: str, lanes: int) -> None:
         """Write the addition of products of a vector's elements to another vector.
 
@@ -210,6 +265,11 @@ class ProductText:
         """
         with self.kernel.vectorized(lanes):
             self.kernel.script.line(f"{target} = {target} + {value} * {factor}")
+
+
+def _loop(stored: int, lanes: int) -> str:
+    """Return the kind of a loop over rows of weights; those behind the last have no results."""
+    return VECTORIZED if stored == lanes else SERIAL
 
 
 # ------------------------------------------------------------------------------------- few rows
@@ -275,8 +335,7 @@ def store(text: ProductText, totals: Sequence[str], first: int, lanes: int, stor
         Number of those that exist.
     """
     for row, total in enumerate(totals):
-        # Rows behind the last one of the weights have no place in the result.
-        with text.kernel.vectorized(stored, VECTORIZED if stored == lanes else SERIAL):
+        with text.kernel.vectorized(stored, _loop(stored, lanes)):
             value = f"{total}[{LANE}]"
             if text.bias:
                 value += f" + {text.initial(f'{first} + {LANE}')}"
@@ -299,12 +358,7 @@ def tiled_plan(kind: GroupedProduct, operands: Operands) -> KernelPlan:
         slab = kernel.local(
             max(several * form.block, min(longest, form.padded_block)) * TILE, "float32"
         )
-        kinds = VECTORIZED if count == TILE else SERIAL
-        with (
-            script.nested(f"for row in T.serial({kind.rows}):"),
-            kernel.vectorized(count, kinds),
-        ):
-            script.line(f"{text.result('row', LANE)} = {text.initial(LANE)}")
+        text.write_initial(count)
 
         def group(number: str, columns: int) -> None:
             for start in range(0, columns, longest):
@@ -369,53 +423,18 @@ def _multiply(text: ProductText, slab: str, first: str, columns: int, count: int
     columns, count : int
         Number of its columns, and of the rows of weights that exist.
     """
-    script, total = text.kernel.script, text.kind.rows
     is_wide = float_lanes() >= _WIDE_LANES
     lanes, most = (TILE, _WIDE_BLOCK_ROWS) if is_wide else (TILE // 2, _BLOCK_ROWS)
-
-    def blocks(start: int, stored: int) -> None:
-        complete, rest = divmod(total, most)
-        if complete:
-            with script.nested(f"for block in T.serial({complete}):"):
-                block = _Block(f"block * {most}", most, start, lanes, stored)
-                _multiply_block(text, block, slab, first, columns)
-        if rest:
-            block = _Block(str(complete * most), rest, start, lanes, stored)
-            _multiply_block(text, block, slab, first, columns)
-
     for start in range(0, count, lanes):
-        blocks(start, min(lanes, count - start))
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Block of sums: its first row and number of rows; its lanes, of which some are stored."""
-
-    row: str
-    rows: int
-    start: int
-    lanes: int
-    stored: int
-
-
-def _multiply_block(text: ProductText, block: _Block, slab: str, first: str, columns: int) -> None:
-    """Write the addition of a block's products with a slab to the results."""
-    kernel, script = text.kernel, text.kernel.script
-    lanes, lane = block.lanes, f"{block.start} + {LANE}"
-    sums = [kernel.registers(lanes, "float32") for _ in range(block.rows)]
-    results = [text.result(f"({block.row} + {number})", lane) for number in range(block.rows)]
-    kinds = VECTORIZED if block.stored == lanes else SERIAL
-    for name, result in zip(sums, results, strict=True):
-        with kernel.vectorized(block.stored, kinds):
-            script.line(f"{name}[{LANE}] = {result}")
-    with script.nested(f"for column in T.serial({columns}):"):
-        for number, name in enumerate(sums):
-            place = f"({block.row} + {number}) * {text.form.columns} + {first} + column"
-            value = f"{slab}[column * {TILE} + {lane}]"
-            text.multiply_add(f"{name}[{LANE}]", value, f"in0[{place}]", lanes)
-    for name, result in zip(sums, results, strict=True):
-        with kernel.vectorized(block.stored, kinds):
-            script.line(f"{result} = {name}[{LANE}]")
+        for rows in text.row_blocks(most):
+            with (
+                text.added_to(rows, start, lanes, min(lanes, count - start)) as sums,
+                text.kernel.script.nested(f"for column in T.serial({columns}):"),
+            ):
+                value = f"{slab}[column * {TILE} + {start} + {LANE}]"
+                for row, name in zip(rows, sums, strict=True):
+                    factor = f"in0[{row} * {text.form.columns} + {first} + column]"
+                    text.multiply_add(f"{name}[{LANE}]", value, factor, lanes)
 
 
 # -------------------------------------------------------------------------------------- the rest

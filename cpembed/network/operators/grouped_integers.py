@@ -20,12 +20,13 @@ from cpembed.codegen.values import (
     round_to_even,
 )
 from cpembed.graph.kinds.grouped import LARGEST_LEVEL, TILE, GroupedProduct, GroupQuantize
-from cpembed.network.operators.emission import LANE, SERIAL, VECTORIZED, Kernel, Operands
+from cpembed.network.operators.emission import LANE, Kernel, Operands
 from cpembed.network.operators.grouped import (
     FEW_ROWS,
     ProductText,
     over_groups,
     over_words,
+    rows_from,
     store,
 )
 from cpembed.network.operators.grouped_instruction import group_instruction
@@ -111,24 +112,6 @@ def integer_product_plan(kind: GroupedProduct, operands: Operands) -> KernelPlan
     return writer.plan()
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of activations whose sums are computed together.
-
-    Attributes
-    ----------
-    first : str
-        Text of the first row.
-    count : int
-    """
-
-    first: str
-    count: int
-
-    def row(self, number: int) -> str:
-        return f"({self.first} + {number})"
-
-
 class _IntegerWriter:
     """Text of a kernel: inputs 0 to 2 are integers, their scales and their sums."""
 
@@ -159,10 +142,10 @@ class _IntegerWriter:
 
     def _few(self, count: int) -> None:
         """Write a tile for few rows, whose totals stay in registers."""
-        rows = _Rows("0", self.kind.rows)
+        rows = rows_from("0", self.kind.rows)
         for first in range(0, count, self.lanes):
             zero = literal(0, "float32")
-            totals = [self.kernel.registers(self.lanes, "float32", zero) for _ in range(rows.count)]
+            totals = [self.kernel.registers(self.lanes, "float32", zero) for _ in rows]
 
             add = partial(self._group, first=first, rows=rows, totals=totals)
             over_groups(self.kernel, self.form, lambda number, _, add=add: add(number))
@@ -170,45 +153,24 @@ class _IntegerWriter:
 
     def _many(self, count: int) -> None:
         """Write a tile for many rows, whose totals are the results in memory."""
-        text, script, lanes = self.text, self.kernel.script, self.lanes
-        kinds = VECTORIZED if count == TILE else SERIAL
-        with (
-            script.nested(f"for row in T.serial({self.kind.rows}):"),
-            self.kernel.vectorized(count, kinds),
-        ):
-            script.line(f"{text.result('row', LANE)} = {text.initial(LANE)}")
-        complete, rest = divmod(self.kind.rows, FEW_ROWS)
-
-        def block(number: str, rows: _Rows, first: int) -> None:
-            stored = min(lanes, count - first)
-            inner = VECTORIZED if stored == lanes else SERIAL
-            totals = [self.kernel.registers(lanes, "float32") for _ in range(rows.count)]
-            for row, total in enumerate(totals):
-                with self.kernel.vectorized(stored, inner):
-                    result = text.result(rows.row(row), f"{first} + {LANE}")
-                    script.line(f"{total}[{LANE}] = {result}")
-            self._group(number, first, rows, totals)
-            for row, total in enumerate(totals):
-                with self.kernel.vectorized(stored, inner):
-                    result = text.result(rows.row(row), f"{first} + {LANE}")
-                    script.line(f"{result} = {total}[{LANE}]")
+        text, lanes = self.text, self.lanes
+        text.write_initial(count)
 
         def group(number: str, _: int) -> None:
             for first in range(0, count, lanes):
-                if complete:
-                    with script.nested(f"for block in T.serial({complete}):"):
-                        block(number, _Rows(f"block * {FEW_ROWS}", FEW_ROWS), first)
-                if rest:
-                    block(number, _Rows(str(complete * FEW_ROWS), rest), first)
+                stored = min(lanes, count - first)
+                for rows in text.row_blocks(FEW_ROWS):
+                    with text.added_to(rows, first, lanes, stored) as totals:
+                        self._group(number, first, rows, totals)
 
         over_groups(self.kernel, self.form, group)
 
-    def _group(self, group: str, first: int, rows: _Rows, totals: Sequence[str]) -> None:
+    def _group(self, group: str, first: int, rows: Sequence[str], totals: Sequence[str]) -> None:
         """Write the dot products of a group, and add them to the totals in the group's scales."""
         kernel, form, script = self.kernel, self.form, self.kernel.script
         sums = [
             [kernel.registers(self.lanes, "int32", "T.int32(0)") for _ in range(self.halves)]
-            for _ in range(rows.count)
+            for _ in rows
         ]
 
         def word(place: str, _: int) -> None:
@@ -216,17 +178,17 @@ class _IntegerWriter:
                 half = phase if self.halves == 2 else 0
                 # Both halves of a code are multiplied by the same activations.
                 column = f"{place} * {form.codes_per_word} + {0 if self.halves == 2 else 4 * phase}"
-                for row in range(rows.count):
-                    at = f"({rows.row(row)} * {form.groups} + {group}) * {form.padded_block}"
+                for row, halves in zip(rows, sums, strict=True):
+                    at = f"({row} * {form.groups} + {group}) * {form.padded_block}"
                     self._multiply(
-                        _Step(group, place, first, phase), f"{at} + {column}", sums[row][half]
+                        _Step(group, place, first, phase), f"{at} + {column}", halves[half]
                     )
 
         over_words(kernel, form, form.padded_block, word)
-        for row, total in enumerate(totals):
+        for row, halves, total in zip(rows, sums, totals, strict=True):
             with kernel.vectorized(self.lanes):
-                value = self._centred(group, first, rows.row(row), sums[row])
-                parameter = f"{rows.row(row)} * {form.groups} + {group}"
+                value = self._centred(group, first, row, halves)
+                parameter = f"{row} * {form.groups} + {group}"
                 scale = self.text.weights.scale(group, f"{first} + {LANE}")
                 scaled = f"{value} * ({scale} * in1[{parameter}])"
                 script.line(f"{total}[{LANE}] = {total}[{LANE}] + {scaled}")

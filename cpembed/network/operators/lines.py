@@ -22,7 +22,7 @@ from cpembed.codegen.values import (
 from cpembed.graph.kinds import Scan, Scatter, Sort
 from cpembed.graph.kinds.base import axis_of
 from cpembed.graph.kinds.lines import CacheUpdate
-from cpembed.ir.dtypes import neutral_element
+from cpembed.ir.dtypes import is_integer, neutral_element
 from cpembed.network.operators.emission import LANES, SERIAL, Kernel, Operands
 from cpembed.network.operators.movement import distance
 from cpembed.network.operators.nest import PlacedTensor, View, axes, constant, nest_over
@@ -160,14 +160,14 @@ class _Heap:
         """Write an integer that is ordered as the elements are, and return its name."""
         bind, dtype = self.kernel.bind, self.kernel.inputs[0].dtype
         key = "int64" if dtype in ("int64", "uint32", "uint64", "float64") else "int32"
-        if dtype == "float64" or not dtype.startswith(("float", "bfloat")):
+        if dtype == "float64" or is_integer(dtype):
             value = bind(load_as(element, dtype, "float64" if dtype == "float64" else key))
         else:
             value = bind(load_as(element, dtype, "float32"))
         if dtype == "uint64":
             # Numbers from 2^63 on became negative.
             value = f"T.bitwise_xor({value}, {literal(np.iinfo('int64').min, key)})"
-        elif dtype.startswith(("float", "bfloat")):
+        elif not is_integer(dtype):
             value = self._key_of_float(value, key)
         return bind(f"T.bitwise_not({value})" if self.kind.descending else value)
 
@@ -249,14 +249,7 @@ def scatter_plan(kind: Scatter, operands: Operands) -> KernelPlan:
             place = str(index_place.rename(lambda _: "number"))
             index = kernel.opaque(f'T.cast(in1[{place}], "int64")', "int64")
             script.line(f"{index} = {index} + T.Select({index} < T.int64(0), {count}, 0)")
-            low, high = (
-                kernel.share(count).rsplit(", ", 1)
-                if kernel.chunks == 1
-                else (
-                    f"chunk * {count} // {kernel.chunks}",
-                    f"(chunk + 1) * {count} // {kernel.chunks}",
-                )
-            )
+            low, high = kernel.share(count).split(", ")
             with script.nested(f"if {index} >= {low} and {index} < {high}:"):
                 row = kernel.opaque(f'T.cast({index}, "int32")', "int32")
                 with script.nested(*loops):

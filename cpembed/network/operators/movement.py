@@ -34,15 +34,17 @@ from cpembed.graph.kinds import (
 from cpembed.graph.kinds.base import Array, Kind, axis_of
 from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
 from cpembed.network.layout import Layout
-from cpembed.network.operators.elementwise import broadcast_index
 from cpembed.network.operators.emission import Kernel, Operands
 from cpembed.network.operators.nest import (
     Loop,
     Nest,
     PlacedTensor,
+    Tensors,
     View,
     axes,
     axis_name,
+    broadcast_index,
+    broadcast_nest,
     constant,
     div_mod,
     nest_over,
@@ -128,8 +130,7 @@ def move_plan(kind: Kind, operands: Operands) -> KernelPlan:
 def bitcast_plan(kind: Bitcast, operands: Operands) -> KernelPlan:
     """Return the kernel that takes the bits of elements for those of another type."""
     (source,), (output,) = operands.inputs, operands.outputs
-    indices = axes(len(output.shape))
-    nest = nest_over(output.shape, [View(output.layout, indices), View(source.layout, indices)])
+    nest = broadcast_nest([output, source])
     kernel = Kernel(operands, operands.chunks())
     dtype = output.storage_dtype
     with kernel.body(), kernel.points(nest):
@@ -150,8 +151,7 @@ def conversion_plan(source: PlacedTensor, target: PlacedTensor, threads: int) ->
     threads : int
         Maximum number of threads.
     """
-    indices = axes(len(target.shape))
-    nest = nest_over(target.shape, [View(target.layout, indices), View(source.layout, indices)])
+    nest = broadcast_nest([target, source])
     return _plan("conversion", [CopiedPart(nest, 0)], Operands([source], [target], threads))
 
 
@@ -171,9 +171,7 @@ def _plan(label: str, parts: Sequence[CopiedPart], operands: Operands) -> Kernel
     return kernel.plan(label)
 
 
-def copied_parts(
-    kind: Kind, inputs: Sequence[PlacedTensor], output: PlacedTensor
-) -> list[CopiedPart]:
+def copied_parts(kind: Kind, inputs: Tensors, output: PlacedTensor) -> list[CopiedPart]:
     """Return the regions of a result that are copied or filled.
 
     Parameters
@@ -272,9 +270,7 @@ def _grouped(shape: Sequence[int], factors: Sequence[int]) -> tuple[IndexExpr, .
     return tuple(result)
 
 
-def _concatenated(
-    kind: Concat, inputs: Sequence[PlacedTensor], output: PlacedTensor
-) -> list[CopiedPart]:
+def _concatenated(kind: Concat, inputs: Tensors, output: PlacedTensor) -> list[CopiedPart]:
     rank = len(output.shape)
     axis, first = axis_of(kind.axis, rank), 0
     indices, parts = axes(rank), list[CopiedPart]()
@@ -310,7 +306,7 @@ def _padded(kind: Pad, source: PlacedTensor, output: PlacedTensor) -> list[Copie
     return parts
 
 
-def gathered_nest(kind: Gather, inputs: Sequence[PlacedTensor], output: PlacedTensor) -> Nest:
+def gathered_nest(kind: Gather, inputs: Tensors, output: PlacedTensor) -> Nest:
     """Return loops over a result, with the places of index 0 of the data, and of the indices.
 
     Parameters

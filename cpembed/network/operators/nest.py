@@ -293,3 +293,28 @@ class PlacedTensor:
     def parameter(self, name: str) -> str:
         """Return the declaration of the flat buffer in the kernel."""
         return f'{name}: T.Buffer(({max(1, self.layout.elements)},), "{self.storage_dtype}")'
+
+
+Tensors = Sequence[PlacedTensor]
+"""Inputs or outputs of an operator, each in its layout."""
+
+
+def broadcast_index(shape: Sequence[int], rank: int) -> tuple[IndexExpr, ...]:
+    """Return the index of a broadcast tensor's element at a point of ``rank`` axes."""
+    last = axes(rank)[rank - len(shape) :]
+    return tuple(constant(0) if size == 1 else e for size, e in zip(shape, last, strict=True))
+
+
+def broadcast_nest(tensors: Tensors, ordered_by: int = 0, separate: Sequence[int] = ()) -> Nest:
+    """Return loops over the elements of the first tensor, to which the others broadcast.
+
+    Parameters
+    ----------
+    tensors : sequence of PlacedTensor
+        Operands of the nest.
+    ordered_by, separate
+        As for :func:`nest_over`.
+    """
+    shape = tensors[0].shape
+    views = [View(x.layout, broadcast_index(x.shape, len(shape))) for x in tensors]
+    return nest_over(shape, views, ordered_by=ordered_by, separate=separate)

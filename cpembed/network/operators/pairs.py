@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from cpembed.codegen.plan import HEADER, SHARED_BUFFERS, KernelPlan, Script
 from cpembed.codegen.recorded import Memory
 from cpembed.network.operators.attention_tiles import merged
+from cpembed.network.operators.emission import chunk_bounds
 
 IMAGE, RESIDUAL, OUTPUT = "image", "residual", "output"
 """Names of the tensors that bands lie in."""
@@ -187,10 +188,9 @@ class _PairText:
         script.line(HEADER)
         with script.nested(f"def main({', '.join(parameters)}):"):
             script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-            first, end = (f"{n} * {bands.tasks} // {self.chunks}" for n in ("chunk", "(chunk + 1)"))
+            share = ", ".join(chunk_bounds(bands.tasks, self.chunks))
             with script.nested(
-                f"for chunk in T.parallel({self.chunks}):",
-                f"for task in T.serial({first}, {end}):",
+                f"for chunk in T.parallel({self.chunks}):", f"for task in T.serial({share}):"
             ):
                 script.line(f"sample: T.let = task // {bands.count}")
                 start, last = f"task % {bands.count} * {bands.rows}", bands.height - bands.rows

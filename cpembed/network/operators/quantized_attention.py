@@ -29,12 +29,12 @@ from cpembed.network.operators.attention_softmax import (
     LOWEST,
     MAXIMUM_LANES,
     POWER_LANES,
-    combined,
-    power_below,
+    added,
+    larger,
     vectors,
 )
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
-from cpembed.network.operators.emission import LANE, Operands
+from cpembed.network.operators.emission import LANE, Operands, combined_lanes, vector_size
 from cpembed.network.operators.tiled_kernel import AttentionPlan, TiledKernel
 
 _FAR = 2.0**23
@@ -203,29 +203,29 @@ class _QuantizedKernel(TiledKernel):
     def _maximum(self, row: str) -> str:
         """Write the maximum of a row's scores, without NaN, and return it."""
         kernel, keys = self.kernel, self.tiles.keys
-        lanes = min(MAXIMUM_LANES, power_below(keys))
+        lanes = vector_size(keys, MAXIMUM_LANES)
         top = kernel.accumulators(lanes, "float32", LOWEST)
-        for at, size, _ in vectors(kernel, keys, lanes):
+        for at, size in vectors(kernel, keys, lanes):
             with kernel.vectorized(size):
                 score = self._element("F", row, keys, f"{at} + {LANE}")
                 kernel.script.line(f"{top}[{LANE}] = T.max({score}, {top}[{LANE}])")
-        return kernel.opaque(combined(kernel, top, lanes, "max"), "float32")
+        return kernel.opaque(combined_lanes(kernel, top, lanes, "float32", larger), "float32")
 
     def _write_weights(self, row: str, largest: str) -> None:
         """Write the rounded weights of a row, and their sum."""
         kernel, script, keys = self.kernel, self.kernel.script, self.tiles.keys
-        lanes = min(POWER_LANES, power_below(keys))
+        lanes = vector_size(keys, POWER_LANES)
         total = kernel.accumulators(lanes, "float32", "T.float32(0)")
-        for at, size, _ in vectors(kernel, keys, lanes):
+        for at, size in vectors(kernel, keys, lanes):
             with kernel.vectorized(size):
                 place = self._element("F", row, keys, f"{at} + {LANE}")
                 # Of an infinite maximum differences are NaN, and so are all weights, as defined.
                 power = exp_below(kernel.bind, kernel.bind(f"{place} - {largest}"))
                 script.line(f"{place} = {power}")
                 script.line(f"{total}[{LANE}] = {total}[{LANE}] + {power}")
-        summed = kernel.opaque(combined(kernel, total, lanes, "sum"), "float32")
+        summed = kernel.opaque(combined_lanes(kernel, total, lanes, "float32", added), "float32")
         counted = kernel.accumulators(lanes, "int32", "0")
-        for at, size, _ in vectors(kernel, keys, lanes):
+        for at, size in vectors(kernel, keys, lanes):
             with kernel.vectorized(size):
                 power = self._element("F", row, keys, f"{at} + {LANE}")
                 # Quotients, as the definition has them: of equal scores they are equal bit for bit.
@@ -236,7 +236,7 @@ class _QuantizedKernel(TiledKernel):
                     script.line(f"{counted}[{LANE}] = {counted}[{LANE}] + {addend}")
         if self.kind.weight_sums is not None:
             place = f"totals[{self._start('totals')} + {row}]"
-            script.line(f"{place} = {combined(kernel, counted, lanes, 'sum', 'int32')}")
+            script.line(f"{place} = {combined_lanes(kernel, counted, lanes, 'int32', added)}")
 
     def _quantized(self, share: str) -> str:
         """Write a weight's rounding to an integer, and return it."""

@@ -43,10 +43,12 @@ from cpembed.network.operators.emission import (
 from cpembed.network.operators.nest import (
     Nest,
     PlacedTensor,
+    Tensors,
     View,
     axes,
     axis_name,
     axis_of_loop,
+    broadcast_nest,
     constant,
     nest_over,
 )
@@ -78,10 +80,10 @@ def reduce_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     if kind.is_index:
         return _extremum_plan(kind, operands)
     (source,), (output,) = operands.inputs, operands.outputs
-    reduced_axes = {axis_of(axis, len(source.shape)) for axis in kind.axes}
-    nest, _ = reduced_nest(kind, operands.inputs, operands.outputs)
-    reduction = reduction_of(nest, reduced_axes)
-    count = math.prod(source.shape[axis] for axis in reduced_axes)
+    reduction = reduction_to(kind, source, output)
+    count = math.prod(
+        source.shape[axis] for axis in {axis_of(k, len(source.shape)) for k in kind.axes}
+    )
     dtype = accumulator_dtype(kind.operation, source.dtype, count)
     join = join_of(kind.operation, dtype)
     kernel = Kernel(operands, operands.chunks(2.0))
@@ -109,27 +111,25 @@ def reduce_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     return kernel.plan(kind.label)
 
 
-def reduced_nest(
-    kind: Reduce, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> tuple[Nest, bool]:
-    """Return loops over the input of a reduction, and whether the innermost one is reduced.
+def reduction_to(kind: Reduce, source: PlacedTensor, output: PlacedTensor) -> Reduction:
+    """Return the reduction of a tensor to another one.
 
     Parameters
     ----------
     kind : Reduce
-    inputs, outputs : sequence of PlacedTensor
+        Reduction to values of elements.
+    source, output : PlacedTensor
     """
-    operands = Operands(inputs, outputs, 1)
-    reduced = {axis_of(axis, len(inputs[0].shape)) for axis in kind.axes}
-    views = _reduced_views(kind, operands, reduced)
+    reduced = [axis_of(axis, len(source.shape)) for axis in kind.axes]
+    views = _reduced_views(kind, source, output, reduced)
     # The input is the larger tensor, so its memory gives the order of the loops.
-    nest = nest_over(inputs[0].shape, views, ordered_by=1, separate=tuple(reduced))
-    return nest, reduction_of(nest, reduced).is_along
+    return reduction_of(nest_over(source.shape, views, ordered_by=1, separate=reduced), reduced)
 
 
-def _reduced_views(kind: Reduce, operands: Operands, reduced: Collection[int]) -> list[View]:
+def _reduced_views(
+    kind: Reduce, source: PlacedTensor, output: PlacedTensor, reduced: Collection[int]
+) -> list[View]:
     """Return the views of output and input of a reduction, over the input's indices."""
-    (source,), (output,) = operands.inputs, operands.outputs
     indices = axes(len(source.shape))
     index = [
         constant(0) if axis in reduced else e
@@ -137,6 +137,14 @@ def _reduced_views(kind: Reduce, operands: Operands, reduced: Collection[int]) -
         if kind.keeps or axis not in reduced
     ]
     return [View(output.layout, tuple(index)), View(source.layout, indices)]
+
+
+def row_reduction(tensors: Tensors, reduced: Sequence[int]) -> Reduction:
+    """Return the reduction over some axes of an output and what broadcasts to it, its input first.
+
+    The input gives the order of the loops.
+    """
+    return reduction_of(broadcast_nest(tensors, ordered_by=1, separate=reduced), reduced)
 
 
 def reduction_of(nest: Nest, reduced: Collection[int]) -> Reduction:
@@ -189,10 +197,10 @@ def _extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
 
     NaN counts as extreme, as in numpy.
     """
-    (source,) = operands.inputs
+    (source,), (output,) = operands.inputs, operands.outputs
     rank = len(source.shape)
     reduced_axis = axis_of(kind.axes[0], rank)
-    views = _reduced_views(kind, operands, {reduced_axis})
+    views = _reduced_views(kind, source, output, {reduced_axis})
     # An element's index along the axis is its place in a vector of the axis's size.
     views.append(View(Layout.plain((source.shape[reduced_axis],)), (axes(rank)[reduced_axis],)))
     nest = nest_over(source.shape, views, ordered_by=1, separate=[reduced_axis])
@@ -272,10 +280,11 @@ class _Rows:
     wide: str
 
     @classmethod
-    def over(cls, kernel: Kernel, nest: Nest, reduced: Collection[int]) -> _Rows:
+    def over(cls, kernel: Kernel, reduced: Sequence[int]) -> _Rows:
         """Return the rows of the first input of a kernel along some of its axes."""
         wide = "float64" if kernel.inputs[0].dtype == "float64" else "float32"
-        return cls(kernel, reduction_of(nest, reduced), kernel.outputs[0].dtype, wide)
+        reduction = row_reduction([kernel.outputs[0], *kernel.inputs], reduced)
+        return cls(kernel, reduction, kernel.outputs[0].dtype, wide)
 
     def element(self, places: Sequence[str], number: int = 0) -> str:
         """Load an input's element; the places of inputs follow that of the output."""
@@ -315,13 +324,8 @@ class _Rows:
 def softmax_plan(kind: Softmax, operands: Operands) -> KernelPlan:
     """Return the kernel of a softmax or its logarithm."""
     (source,), (output,) = operands.inputs, operands.outputs
-    rank = len(source.shape)
-    indices = axes(rank)
-    axis = axis_of(kind.axis, rank)
-    views = [View(output.layout, indices), View(source.layout, indices)]
-    nest = nest_over(source.shape, views, ordered_by=1, separate=[axis])
     kernel = Kernel(operands, operands.chunks(EFFORT[Softmax]))
-    rows = _Rows.over(kernel, nest, [axis])
+    rows = _Rows.over(kernel, [axis_of(kind.axis, len(source.shape))])
     # The powers are stored in the result until their sum is known, if its type holds them;
     # otherwise they are computed twice.
     keeps_powers = not kind.log and output.dtype == rows.wide
@@ -373,19 +377,11 @@ def _logarithms(kernel: Kernel, rows: _Rows, total: _Lane, shifted: _Element) ->
 
 def layer_norm_plan(kind: LayerNorm, operands: Operands) -> KernelPlan:
     """Return the kernel of a layer normalization, or of one by the root mean square."""
-    source, (output,) = operands.inputs[0], operands.outputs
-    rank = len(source.shape)
-    indices = axes(rank)
-    first = axis_of(kind.axis, rank)
-    views = [View(output.layout, indices), View(source.layout, indices)]
-    views += [
-        View(vector.layout, indices[rank - len(vector.shape) :]) for vector in operands.inputs[1:]
-    ]
-    reduced = range(first, rank)
-    nest = nest_over(source.shape, views, ordered_by=1, separate=reduced)
+    shape = operands.inputs[0].shape
+    first = axis_of(kind.axis, len(shape))
     kernel = Kernel(operands, operands.chunks(EFFORT[LayerNorm]))
-    rows = _Rows.over(kernel, nest, reduced)
-    count = literal(math.prod(source.shape[first:]), rows.wide)
+    rows = _Rows.over(kernel, range(first, len(shape)))
+    count = literal(math.prod(shape[first:]), rows.wide)
     epsilon = literal(kind.epsilon, rows.wide)
     with kernel.body(), rows.reduction.rows(kernel):
         mean: _Lane | None = None

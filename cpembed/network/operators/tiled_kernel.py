@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from cpembed.codegen.plan import HEADER, SHARED_BUFFERS, KernelPlan, storage_dtype
 from cpembed.codegen.recorded import Memory
 from cpembed.network.operators.attention_tiles import Part, TileProduct, Tiles, merged
-from cpembed.network.operators.emission import LANE, ONES, Kernel, Operands
+from cpembed.network.operators.emission import LANE, ONES, Kernel, Operands, chunk_bounds
 
 _REGISTERS = 'scope="local", annotations={"disable_lower_builtin": True}'
 
@@ -147,7 +147,7 @@ class TiledKernel:
         script, tiles = self.kernel.script, self.tiles
         total = self._key_tiles
         chunks = min(self.operands.threads, total)
-        bounds = f"chunk * {total} // {chunks}, (chunk + 1) * {total} // {chunks}"
+        bounds = ", ".join(chunk_bounds(total, chunks))
         with script.nested(
             f"for chunk in T.parallel({chunks}):", f"for unit in T.serial({bounds}):"
         ):

@@ -7,7 +7,7 @@ Times of the work on a machine are :mod:`cpembed.network.operator_costs`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -18,17 +18,16 @@ from cpembed.graph import kinds
 from cpembed.graph.kinds import Kind
 from cpembed.graph.kinds.base import axis_of
 from cpembed.ir.dtypes import is_integer
-from cpembed.network.operators.elementwise import elementwise_nest
 from cpembed.network.operators.emission import vector_size
 from cpembed.network.operators.movement import copied_parts, gathered_nest, transposed_blocks
 from cpembed.network.operators.nest import (
     Loop,
     Nest,
     PlacedTensor,
+    Tensors,
     View,
     axes,
-    axis_name,
-    axis_of_loop,
+    broadcast_nest,
     nest_over,
 )
 from cpembed.network.operators.operation_counts import (
@@ -38,7 +37,7 @@ from cpembed.network.operators.operation_counts import (
     function_operations,
 )
 from cpembed.network.operators.pooling import pool_nest
-from cpembed.network.operators.reductions import reduced_nest
+from cpembed.network.operators.reductions import reduction_to, row_reduction
 
 _VECTOR_BYTES = 4 * WIDTH
 # Operations in the time of a reciprocal root that everything after it waits for.
@@ -76,9 +75,7 @@ class Work:
         return Work(*(a + b for a, b in zip(astuple(self), astuple(work), strict=True)))
 
 
-def work_of(
-    kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work | None:
+def work_of(kind: Kind, inputs: Tensors, outputs: Tensors) -> Work | None:
     """Return the work of an operator, or None for a kind without a description here.
 
     Parameters
@@ -92,9 +89,7 @@ def work_of(
 
 def conversion_work(source: PlacedTensor, target: PlacedTensor) -> Work:
     """Return the work of a copy into another layout."""
-    indices = axes(len(target.shape))
-    views = [View(target.layout, indices), View(source.layout, indices)]
-    return _copy(nest_over(target.shape, views), target)
+    return _copy(broadcast_nest([target, source]), target)
 
 
 @dataclass(frozen=True)
@@ -149,11 +144,6 @@ class _Loop:
         )
 
 
-def loop_rows(nest: Nest) -> int:
-    """Return the number of executions of the innermost loop of a nest."""
-    return _Loop.innermost(nest).rows
-
-
 def vector_steps(length: int) -> int:
     """Return the number of vectors and single elements into which a loop is divided.
 
@@ -163,7 +153,7 @@ def vector_steps(length: int) -> int:
     return length // WIDTH + length % WIDTH
 
 
-def _loads(tensors: Sequence[PlacedTensor]) -> float:
+def _loads(tensors: Tensors) -> float:
     """Return the operations per vector of loading tensors as floats."""
     return sum(0.5 + (_WIDENED if _size(t) < 4 else 0.0) for t in tensors)
 
@@ -180,52 +170,42 @@ def _size(tensor: PlacedTensor) -> int:
     return np.dtype(tensor.storage_dtype).itemsize
 
 
-def _elementwise(
-    kind: kinds.Elementwise, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
+def _elementwise(kind: kinds.Elementwise, inputs: Tensors, outputs: Tensors) -> Work:
     (output,) = outputs
     floats = kind.computes_in([x.dtype for x in inputs]).startswith("float")
     operations = _loads(inputs) + expression_operations(kind.expression) + _stores(output, floats)
-    return _Loop.innermost(elementwise_nest(output, inputs)).executed(operations)
+    return _Loop.innermost(broadcast_nest([output, *inputs])).executed(operations)
 
 
-def _quantized(
-    kind: kinds.Quantize, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
+def _quantized(kind: kinds.Quantize, inputs: Tensors, outputs: Tensors) -> Work:
     (output,) = outputs
     operations = _loads(inputs) + DIVISION + 5.0 + _stores(output)
-    return _Loop.innermost(elementwise_nest(output, inputs[:1])).executed(operations)
+    return _Loop.innermost(broadcast_nest([output, inputs[0]])).executed(operations)
 
 
-def _dequantized(
-    kind: kinds.Dequantize, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
+def _dequantized(kind: kinds.Dequantize, inputs: Tensors, outputs: Tensors) -> Work:
     (output,) = outputs
     operations = _loads(inputs[:1]) + 2.0 + _stores(output)
-    return _Loop.innermost(elementwise_nest(output, inputs[:1])).executed(operations)
+    return _Loop.innermost(broadcast_nest([output, inputs[0]])).executed(operations)
 
 
-def _dynamically_quantized(
-    kind: kinds.DynamicQuantize, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
-    loop = _Loop.innermost(elementwise_nest(outputs[0], inputs))
+def _dynamically_quantized(kind: kinds.DynamicQuantize, inputs: Tensors, outputs: Tensors) -> Work:
+    loop = _Loop.innermost(broadcast_nest([outputs[0], *inputs]))
     extremes = loop.executed(_loads(inputs) + 1.0)
     return (
         extremes + extremes + loop.executed(_loads(inputs) + DIVISION + 5.0 + _stores(outputs[0]))
     )
 
 
-def _looked_up(
-    kind: kinds.Table, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
-    loop = _Loop.innermost(elementwise_nest(outputs[0], inputs))
+def _looked_up(kind: kinds.Table, inputs: Tensors, outputs: Tensors) -> Work:
+    loop = _Loop.innermost(broadcast_nest([outputs[0], *inputs]))
     if kind.is_shift:
         return loop.executed(0.5)
     # No vector instruction looks up 256 entries.
     return Work(operations=3.0 * loop.rows * loop.length, rows=loop.rows) + loop.executed(0.0)
 
 
-def _moved(kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]) -> Work:
+def _moved(kind: Kind, inputs: Tensors, outputs: Tensors) -> Work:
     (output,) = outputs
     total = Work()
     for part in copied_parts(kind, inputs, output):
@@ -261,9 +241,7 @@ def _transposed(points: int, size: int, blocks: Blocks, columns: Loop, rows: Loo
     return Work(operations=count * registers * steps * (2.0 if registers <= 16 else 4.0))
 
 
-def _gathered(
-    kind: kinds.Gather, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
+def _gathered(kind: kinds.Gather, inputs: Tensors, outputs: Tensors) -> Work:
     nest = gathered_nest(kind, inputs, outputs[0])
     loop = _Loop.innermost(nest)
     # If the indices change along the innermost loop, every element has a place of its own.
@@ -272,11 +250,8 @@ def _gathered(
     return _copy(Nest(nest.loops, nest.places[:2]), outputs[0]) + Work(rows=loop.rows)
 
 
-def _tabulated(
-    sizes: Mapping[int, int], inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
+def _tabulated(sizes: Mapping[int, int], output: PlacedTensor) -> Work:
     """Return the work of a copy whose places along some axes are looked up."""
-    (output,) = outputs
     nest = nest_over(output.shape, [View(output.layout, axes(len(output.shape)))], list(sizes))
     loop = _Loop.innermost(nest)
     names = {f"a{axis}" for axis in sizes}
@@ -286,39 +261,33 @@ def _tabulated(
     return _copy(nest, output) + Work(rows=loop.rows)
 
 
-def _resized(
-    kind: kinds.Resize, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
+def _resized(kind: kinds.Resize, inputs: Tensors, outputs: Tensors) -> Work:
     (source, *_), (output,) = inputs, outputs
     first = len(source.shape) - len(kind.sizes)
     changed = {
         axis: size for axis, size in enumerate(kind.sizes, first) if source.shape[axis] != size
     }
     if kind.mode == "nearest" or not changed:
-        return _tabulated(changed, inputs, outputs)
+        return _tabulated(changed, output)
     corners = 2 ** len(changed)
     operations = corners * (_loads([source]) + 1.0) + _stores(output)
-    nest = elementwise_nest(output, [output])
+    nest = broadcast_nest([output])
     lane = nest.loops[-1].name if nest.loops else ""
     # Channels are neighbours in both tensors, or every element has weights of its own.
     channels_last = source.layout.order[-1] == 1 and output.layout.order[-1] == 1
     points = output.type.elements / (2 if channels_last and lane == "a1" else 1)
-    return Work(operations=operations * points, rows=loop_rows(nest))
+    return Work(operations=operations * points, rows=_Loop.innermost(nest).rows)
 
 
-def _padded(
-    kind: kinds.Pad, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
+def _padded(kind: kinds.Pad, inputs: Tensors, outputs: Tensors) -> Work:
     if kind.mode == "constant":
         return _moved(kind, inputs, outputs)
     sizes = enumerate(zip(inputs[0].shape, kind.before, kind.after, strict=True))
     changed = {axis: size for axis, (size, before, after) in sizes if before or after}
-    return _tabulated(changed, inputs, outputs)
+    return _tabulated(changed, outputs[0])
 
 
-def _pooled(
-    kind: kinds.Pool, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
+def _pooled(kind: kinds.Pool, inputs: Tensors, outputs: Tensors) -> Work:
     (source,), (output,) = inputs, outputs
     nest, taps = pool_nest(kind, source, output), math.prod(kind.window)
     loop = _Loop.innermost(nest)
@@ -343,14 +312,10 @@ def _pooled(
     return Work(loop.rows * (operations + 2.0 * windows * begun), rows=loop.rows * windows)
 
 
-def _reduced(
-    kind: kinds.Reduce, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
-    nest, is_along = reduced_nest(kind, inputs, outputs)
-    loop = _Loop.innermost(nest)
-    if kind.is_index:
-        return _accumulated(loop, 8.0 + _loads(inputs), is_along)
-    return _accumulated(loop, _per_element(kind.operation, inputs[0]), is_along)
+def _reduced(kind: kinds.Reduce, inputs: Tensors, outputs: Tensors) -> Work:
+    reduction = reduction_to(kind, inputs[0], outputs[0])
+    loads = 8.0 + _loads(inputs) if kind.is_index else _per_element(kind.operation, inputs[0])
+    return _accumulated(_Loop.innermost(reduction.nest), loads, reduction.is_along)
 
 
 def _per_element(operation: str, source: PlacedTensor) -> float:
@@ -385,16 +350,10 @@ def _binary_steps(length: int) -> int:
     return length // WIDTH + (length % WIDTH).bit_count()
 
 
-def _softmax(
-    kind: kinds.Softmax, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
+def _softmax(kind: kinds.Softmax, inputs: Tensors, outputs: Tensors) -> Work:
     (source,), (output,) = inputs, outputs
-    rank = len(source.shape)
-    views = [View(t.layout, axes(rank)) for t in (output, source)]
-    axis = axis_of(kind.axis, rank)
-    nest = nest_over(source.shape, views, ordered_by=1, separate=[axis])
-    loop = _Loop.innermost(nest)
-    is_along = bool(nest.loops) and axis_of_loop(nest.loops[-1].name) == axis_name(axis)
+    reduction = row_reduction([output, source], [axis_of(kind.axis, len(source.shape))])
+    loop, is_along = _Loop.innermost(reduction.nest), reduction.is_along
     load, power = _loads(inputs), function_operations("exp") * 0.7
     passes = 1 if output.dtype == "float32" and not kind.log else 2
     work = _accumulated(loop, 1.0 + load, is_along)
@@ -403,17 +362,11 @@ def _softmax(
     return work + Work(last * loop.rows * _binary_steps(loop.length), rows=loop.rows)
 
 
-def _normalized(
-    kind: kinds.LayerNorm, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-) -> Work:
+def _normalized(kind: kinds.LayerNorm, inputs: Tensors, outputs: Tensors) -> Work:
     source, (output,) = inputs[0], outputs
     rank = len(source.shape)
-    views = [View(t.layout, axes(rank)) for t in (output, source)]
-    reduced = range(axis_of(kind.axis, rank), rank)
-    nest = nest_over(source.shape, views, ordered_by=1, separate=reduced)
-    loop = _Loop.innermost(nest)
-    names = {axis_name(axis) for axis in reduced}
-    is_along = bool(nest.loops) and axis_of_loop(nest.loops[-1].name) in names
+    reduction = row_reduction([output, source], range(axis_of(kind.axis, rank), rank))
+    loop, is_along = _Loop.innermost(reduction.nest), reduction.is_along
     load = _loads(inputs[:1])
     work = _accumulated(loop, 2.0 + load, is_along)
     if kind.centres:
@@ -425,7 +378,7 @@ def _normalized(
     return work + Work((operations * steps + per_row) * loop.rows, rows=loop.rows)
 
 
-_Description = Callable[[Any, Sequence[PlacedTensor], Sequence[PlacedTensor]], Work]
+_Description = Callable[[Any, Tensors, Tensors], Work]
 
 _DESCRIPTIONS: Mapping[type[Kind], _Description] = {
     kinds.Elementwise: _elementwise,

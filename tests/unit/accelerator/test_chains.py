@@ -17,7 +17,6 @@ import pytest
 from cpembed.accelerator.chain_runs import Run
 from cpembed.accelerator.chains import ChainPlanner, RunPlanner, Variant
 from cpembed.accelerator.executor import execute
-from cpembed.accelerator.network import signature
 from cpembed.accelerator.network_bound import network_bound
 from cpembed.accelerator.network_steps import ProgramStep
 from cpembed.accelerator.operator_search import OperatorSearch
@@ -74,7 +73,11 @@ def form(
 ) -> OperatorForm:
     inputs = tuple(n for n in tensors if n != "out")
     specification = Specification(name, statements, inputs, ("out",), constants or {})
-    views = {n: GraphTensor(tensor, (0, 1), shape) for n, (tensor, shape) in tensors.items()}
+    views = {
+        # The graph's tensor is a matrix, whatever shape an operator has it in.
+        n: GraphTensor(tensor, (0, 1), shape, (math.prod(shape[:-1]), shape[-1]))
+        for n, (tensor, shape) in tensors.items()
+    }
     return OperatorForm(specification, views)
 
 
@@ -133,7 +136,7 @@ def planned(forms: Sequence[OperatorForm], machine: InstructionSet) -> list[Prog
 
 def chained(steps: Sequence[ProgramStep], machine: InstructionSet) -> list[ProgramStep]:
     outputs = [steps[-1].operators[0].output]
-    result = ChainPlanner(outputs, machine, signature).steps(steps)
+    result = ChainPlanner(outputs, machine).steps(steps)
     return [step for step in result if isinstance(step, ProgramStep)]
 
 
@@ -208,8 +211,8 @@ class Choices(NamedTuple):
 
 
 def choices(steps: Sequence[ProgramStep], machine: InstructionSet) -> Choices:
-    planner = ChainPlanner([steps[-1].operators[0].output], machine, signature)
-    run = Run(planner.has_bytes_of)
+    planner = ChainPlanner([steps[-1].operators[0].output], machine)
+    run = Run()
     assert all(run.takes(step) for step in steps)
     of_run = RunPlanner(planner, run, steps)
     chosen = of_run.steps()

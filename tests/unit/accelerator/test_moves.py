@@ -8,7 +8,7 @@ from cpembed.hw.isa_reader import load_instruction_set
 
 def test_gemmini_reaches_its_array_by_its_scratchpad() -> None:
     machine = load_instruction_set("gemmini")
-    chains = move_chains(machine, "dram", "array", source_dtype="int8")
+    chains = move_chains(machine, "dram", "array", "int8")
     assert chains[0].memories == ("dram", "scratchpad", "array")
     assert [m.instruction.name for m in chains[0].moves][1] == "preload"
     costs = [chain.cycles_per_element for chain in chains]
@@ -17,17 +17,17 @@ def test_gemmini_reaches_its_array_by_its_scratchpad() -> None:
 
 def test_a_broadcast_repeats_along_the_rows() -> None:
     machine = load_instruction_set("gemmini")
-    chains = move_chains(machine, "dram", "accumulator", MoveKind.BROADCAST, source_dtype="int32")
+    chains = move_chains(machine, "dram", "accumulator", "int32", MoveKind.BROADCAST)
     assert {c.moves[-1].instruction.name for c in chains} >= {"mvin_bias", "mvin_sums"}
     assert all(c.moves[-1].repeated == ("r",) for c in chains)
 
 
 def test_a_transposition_exchanges_rows_and_lanes() -> None:
     machine = load_instruction_set("qkv_attention")
-    chains = move_chains(machine, "hbm", "d1", MoveKind.TRANSPOSE, source_dtype="bfloat16")
+    chains = move_chains(machine, "hbm", "d1", "bfloat16", MoveKind.TRANSPOSE)
     assert str(chains[0]) == "load_cm"
     assert not move_chains(
-        load_instruction_set("gemmini"), "dram", "array", MoveKind.TRANSPOSE, source_dtype="int8"
+        load_instruction_set("gemmini"), "dram", "array", "int8", MoveKind.TRANSPOSE
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
@@ -24,24 +24,14 @@ from cpembed.graph.kinds.base import axis_of
 from cpembed.ir.scalars import apply
 
 
-def _channels_first(call: Call, tensor: str) -> str:
-    rank = len(call.shape(tensor))
-    return call.transposed(tensor, (0, rank - 1, *range(1, rank - 1)))
-
-
-def _channels_last(call: Call, tensor: str) -> str:
-    rank = len(call.shape(tensor))
-    return call.transposed(tensor, (0, *range(2, rank), 1))
-
-
 def _with_channels_last(call: Call, standard: Translation, images: Sequence[int] = (0,)) -> str:
     """Emit a standard operator between transpositions of its images."""
     inputs = tuple(
-        _channels_first(call, tensor) if k in images and tensor is not None else tensor
+        call.moved(tensor, -1, 1) if k in images and tensor is not None else tensor
         for k, tensor in enumerate(call.inputs)
     )
     result = standard(replace(call, inputs=inputs))
-    return _channels_last(call, result if isinstance(result, str) else result[0])
+    return call.moved(result if isinstance(result, str) else result[0], 1, -1)
 
 
 def _optional_channels_last(call: Call, standard: Translation) -> str:
@@ -107,21 +97,18 @@ def _distances(call: Call) -> str:
 # -- normalizations -------------------------------------------------------------------------------
 
 
-def _summed_inputs(call: Call, *numbers: int) -> str:
-    """Emit the sum of inputs, the first one and the others that are there."""
-    tensors = [call.input(numbers[0])]
-    tensors += [t for k in numbers[1:] if (t := call.optional(k)) is not None]
-    total: Scalar = X
-    for k in range(1, len(tensors)):
-        total = add(total, Input(k))
-    return call.elementwise(total, *tensors) if len(tensors) > 1 else tensors[0]
+def _summed(call: Call, *tensors: str | None) -> str:
+    """Emit the sum of those tensors that are there."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    total: Scalar = reduce(add, map(Input, range(len(present))))
+    return call.elementwise(total, *present) if len(present) > 1 else present[0]
 
 
 def _skip_simplified_normalization(call: Call) -> list[str]:
     """Emit the normalization of a sum by its root mean square; the sum is the fourth result."""
     if any(call.is_read[1:3]):
         call.reject("the mean or the deviation is read: export the model without")
-    x = _summed_inputs(call, 0, 1, 3)
+    x = _summed(call, call.input(0), call.optional(1), call.optional(3))
     axes, epsilon = (len(call.shape(x)) - 1,), call.number("epsilon", 1e-12)
     squares = call.emit(Reduce("mean", axes, True), call.elementwise(mul(X, X), x))
     scaled = mul(div(X, apply("sqrt", add(Y, epsilon))), Z)
@@ -140,10 +127,7 @@ def _embed_layer_normalization(call: Call) -> list[str]:
         rows.append(call.reshaped(positions, (1, length, call.shape(positions)[1])))
     if call.optional(1) is not None and call.optional(4) is not None:
         rows.append(call.emit(Gather(0), call.input(4), call.input(1)))
-    total: Scalar = X
-    for k in range(1, len(rows)):
-        total = add(total, Input(k))
-    x = call.elementwise(total, *rows)
+    x = _summed(call, *rows)
     kind = LayerNorm(2, call.number("epsilon", 1e-12))
     call.integer("mask_index_type", 0)
     if call.optional(7) is not None:
@@ -159,12 +143,12 @@ def _group_norm(call: Call) -> list[str]:
     last = call.flag("channels_last", True)
     x = _summed_images(call)
     total = x
-    x = _channels_first(call, x) if last else x
+    x = call.moved(x, -1, 1) if last else x
     groups, epsilon = call.integer("groups", 1), call.number("epsilon", 1e-5)
     x = call.group_normalized(x, groups, epsilon, call.input(1), call.input(2))
     if call.integer("activation", 0):
         x = call.elementwise(e.silu(X), x)
-    return [_channels_last(call, x) if last else x, total]
+    return [call.moved(x, 1, -1) if last else x, total]
 
 
 def _summed_images(call: Call) -> str:
@@ -295,11 +279,7 @@ def _unfolded(call: Call) -> str:
     size, step = call.integer("size", 1), call.integer("step", 1)
     if step < 1 or not 0 < size <= shape[axis]:
         raise WorkloadError(f"windows of {size} every {step} of an axis of {shape[axis]}")
-    starts = np.arange((shape[axis] - size) // step + 1) * step
-    index = starts[:, None] + np.arange(size)[None]
-    x = call.emit(Gather(axis), call.input(), call.tensor(index))
-    rank = len(shape) + 1
-    return call.transposed(x, [*(k for k in range(rank) if k != axis + 1), axis + 1])
+    return call.moved(call.windows(call.input(), axis, size, step), axis + 1, -1)
 
 
 def _real_fourier(call: Call, *, inverse: bool = False) -> str:
@@ -343,7 +323,9 @@ TABLE: dict[str, Translation] = {
     "com.microsoft.EmbedLayerNormalization": _embed_layer_normalization,
     "com.microsoft.GroupNorm": _group_norm,
     "com.microsoft.SkipGroupNorm": _group_norm,
-    "com.microsoft.BiasAdd": lambda call: _summed_inputs(call, 0, 1, 2),
+    "com.microsoft.BiasAdd": lambda call: _summed(
+        call, call.input(0), call.optional(1), call.optional(2)
+    ),
     "com.microsoft.BiasSoftmax": _bias_softmax,
     "com.microsoft.BiasSplitGelu": _bias_split_gelu,
     "com.microsoft.RotaryEmbedding": _rotary_embedding,

@@ -173,15 +173,17 @@ def _scan(call: Call) -> Sequence[str]:
     scans = call.integer("num_scan_inputs", 0)
     initial, scanned = inputs[: len(inputs) - scans], inputs[len(inputs) - scans :]
     results = len(body.outputs) - len(initial)
-    axes = call.list_of("scan_input_axes", (0,) * scans) or ()
-    backwards = call.list_of("scan_input_directions", (0,) * scans) or ()
-    result_axes = call.list_of("scan_output_axes", (0,) * results) or ()
-    result_backwards = call.list_of("scan_output_directions", (0,) * results) or ()
+    axes = call.list_of("scan_input_axes", (0,) * scans)
+    backwards = call.list_of("scan_input_directions", (0,) * scans)
+    result_axes = call.list_of("scan_output_axes", (0,) * results)
+    result_backwards = call.list_of("scan_output_directions", (0,) * results)
     counts = (len(axes), len(backwards), len(result_axes), len(result_backwards))
     if not scans or counts != (scans, scans, results, results):
         call.reject("it has axes or directions for other inputs than it scans: the file is damaged")
-    first = [_moved(call, t, axis_of(a, len(call.shape(t))), 0)
-             for t, a in zip(scanned, axes, strict=True)]  # fmt: skip
+    first = [
+        call.moved(tensor, axis_of(axis, len(call.shape(tensor))), 0)
+        for tensor, axis in zip(scanned, axes, strict=True)
+    ]
     lengths = {call.shape(tensor)[0] for tensor in first}
     if len(lengths) != 1:
         call.reject(f"it scans tensors of {sorted(lengths)} steps: give equal ones")
@@ -194,17 +196,10 @@ def _scan(call: Call) -> Sequence[str]:
     return [
         *finals,
         *(
-            _moved(call, tensor, 0, axis_of(axis, len(call.shape(tensor))))
+            call.moved(tensor, 0, axis_of(axis, len(call.shape(tensor))))
             for tensor, axis in zip(collected, result_axes, strict=True)
         ),
     ]
-
-
-def _moved(call: Call, tensor: str, source: int, target: int) -> str:
-    """Move an axis to another place."""
-    order = [axis for axis in range(len(call.shape(tensor))) if axis != source]
-    order.insert(target, source)
-    return call.transposed(tensor, order)
 
 
 TABLE: dict[str, Translation] = {"If": _if, "Loop": _loop, "Scan": _scan}

@@ -113,14 +113,8 @@ def _shrink(call: Call) -> str:
 
 
 def _mod(call: Call) -> str:
-    a, b = call.input(0), call.input(1)
-    rest = apply("rem", X, Y)
-    if call.flag("fmod"):
-        return call.elementwise(rest, a, b)
-    # The result has the sign of the divisor: a rest of the other sign is moved by the divisor.
-    signs = e.mul(e.sign(rest), e.sign(Y))
-    is_moved = apply("and", e.differ(rest, 0), e.less(signs, 0))
-    return call.elementwise(e.where(is_moved, e.add(rest, Y), rest), a, b)
+    rest = apply("rem", X, Y) if call.flag("fmod") else e.remainder(X, Y)
+    return call.elementwise(rest, call.input(0), call.input(1))
 
 
 def _power(call: Call) -> str:
@@ -223,7 +217,8 @@ def _thresholded_relu(x: Scalar, alpha: float) -> Scalar:
 
 
 TABLE: dict[str, Translation] = {
-    **{name.capitalize(): _unary(apply(name, X)) for name in (*e.PLAIN, "not")},
+    **{name.capitalize(): _unary(make(X)) for name, make in e.UNARY.items()},
+    "Not": _unary(apply("not", X)),
     **{name: _binary(apply(name.lower(), X, Y)) for name in ("Add", "Sub", "Mul", "Div")},
     "Pow": _power,
     "Mod": _mod,
@@ -233,27 +228,15 @@ TABLE: dict[str, Translation] = {
     "Mean": partial(_of_all_inputs, operation="add", is_mean=True),
     # NaN stays NaN, of which `sign` alone would make 0.
     "Sign": _unary(e.where(e.equal(X, X), e.sign(X), X)),
-    "Reciprocal": _unary(e.div(1.0, X)),
-    "Tan": _unary(e.div(apply("sin", X), apply("cos", X))),
-    "Sinh": _unary(e.sinh(X)),
-    "Cosh": _unary(e.cosh(X)),
-    "Asin": _unary(e.arc_sine(X)),
-    "Acos": _unary(e.arc_cosine(X)),
-    "Atan": _unary(apply("atan", X)),
-    "Asinh": _unary(e.inverse_sinh(X)),
-    "Acosh": _unary(e.inverse_cosh(X)),
-    "Atanh": _unary(e.inverse_tanh(X)),
     **{
         f"Bitwise{name}": _binary(apply(f"bit_{name.lower()}", X, Y))
         for name in ("And", "Or", "Xor")
     },
     "BitwiseNot": _unary(apply("bit_not", X)),
     "BitShift": _bit_shift,
-    "Relu": _unary(e.relu(X)),
     "HardSwish": _unary(e.hard_swish(X)),
     "Softplus": _unary(e.softplus(X)),
     "Softsign": _unary(e.softsign(X)),
-    "Mish": _unary(e.mish(X)),
     "LeakyRelu": _parametric(e.leaky_relu, alpha=0.01),
     "Elu": _parametric(e.elu, alpha=1.0),
     "Celu": _celu,

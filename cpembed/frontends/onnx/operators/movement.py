@@ -98,7 +98,7 @@ def _unsqueeze(call: Call) -> str:
 
 
 def _transpose(call: Call) -> str:
-    order = call.list_of("perm", tuple(reversed(range(call.rank())))) or ()
+    order = call.list_of("perm", tuple(reversed(range(call.rank()))))
     if sorted(order) != list(range(call.rank())):
         raise WorkloadError(f"{list(order)} is no order of {call.rank()} axes")
     return call.transposed(call.input(), order)
@@ -160,8 +160,8 @@ def _slice(call: Call) -> str:
     shape = call.type().shape
     # Until version 10 the numbers were attributes.
     if call.version < 10:
-        begins, ends = call.list_of("starts") or (), call.list_of("ends") or ()
-        axes, steps = call.list_of("axes"), None
+        begins, ends = call.list_of("starts"), call.list_of("ends")
+        axes, steps = call.optional_list("axes"), None
     else:
         begins, ends = call.integers(1, "starts"), call.integers(2, "ends")
         axes = None if call.optional(3) is None else call.integers(3, "axes")
@@ -180,7 +180,7 @@ def _slice(call: Call) -> str:
 
 def _pad(call: Call) -> str:
     x, rank = call.input(), call.rank()
-    pads = call.list_of("paddings") if call.version < 2 else call.list_or_input("pads", 1)
+    pads = call.optional_list("paddings") if call.version < 2 else call.list_or_input("pads", 1)
     value = call.number("value", 0.0) if call.version < 11 else 0.0
     if call.version >= 11 and (constant := call.optional_constant(2, "the value")) is not None:
         value = constant.reshape(-1)[0].item()

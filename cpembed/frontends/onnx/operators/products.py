@@ -40,9 +40,9 @@ def window_of(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
         Sizes of the window and of the image, one number a pooled or convolved axis.
     """
     axes = len(taps)
-    strides = call.list_of("strides", (1,) * axes) or ()
-    dilations = call.list_of("dilations", (1,) * axes) or ()
-    pads = call.list_of("pads", (0,) * 2 * axes) or ()
+    strides = call.list_of("strides", (1,) * axes)
+    dilations = call.list_of("dilations", (1,) * axes)
+    pads = call.list_of("pads", (0,) * 2 * axes)
     if len(strides) != axes or len(dilations) != axes or len(pads) != 2 * axes:
         call.reject(f"strides, dilations or pads are not of {axes} image axes")
     if min((*strides, *dilations, *taps), default=1) < 1:
@@ -98,7 +98,7 @@ def convolution_options(call: Call, image: str, weights: str) -> dict[str, Any]:
 
 
 def _check_taps(call: Call, weights: str) -> None:
-    taps, expected = call.list_of("kernel_shape"), call.shape(weights)[2:]
+    taps, expected = call.optional_list("kernel_shape"), call.shape(weights)[2:]
     if taps is not None and taps != expected:
         call.reject(f"kernel_shape {list(taps)} is not that of the weights, {list(expected)}")
 
@@ -144,14 +144,14 @@ def _transposed_options(call: Call, image: str, weights: str) -> dict[str, Any]:
     axes = len(taps)
     moving = window_of(call, taps, sizes)
     steps = [max(pair) for pair in zip(moving.strides, moving.dilations, strict=True)]
-    output_padding = call.list_of("output_padding", (0,) * axes) or ()
+    output_padding = call.list_of("output_padding", (0,) * axes)
     if not all(0 <= n < steps[k] for k, n in enumerate(output_padding)):
         call.reject(
             f"output_padding {list(output_padding)} is not below the stride or the dilation"
         )
-    output_shape = call.list_of("output_shape")
+    output_shape = call.optional_list("output_shape")
     automatic = call.text("auto_pad", "NOTSET")
-    if automatic != "NOTSET" and any(call.list_of("pads") or ()):
+    if automatic != "NOTSET" and any(call.list_of("pads")):
         call.reject(f"pads beside auto_pad {automatic}: give one of them")
     if output_shape is not None and len(output_shape) != axes:
         call.reject(f"output_shape {list(output_shape)} does not name the {axes} sizes of an image")
@@ -223,7 +223,7 @@ def pooled(call: Call, operation: str, x: str) -> str:
 
 def pooling_window(call: Call) -> Window:
     """Read the window of a pooling from the attributes, without ``ceil_mode``."""
-    taps = call.list_of("kernel_shape")
+    taps = call.optional_list("kernel_shape")
     if taps is None or len(taps) != call.rank() - 2:
         call.reject("kernel_shape does not name a size for each image axis")
     moving = window_of(call, taps, call.type().shape[2:])

@@ -138,7 +138,7 @@ def _rms_normalization(call: Call) -> str:
 
 
 def _mean_variance_normalization(call: Call) -> str:
-    axes = [axis_of(axis, call.rank()) for axis in call.list_of("axes", (0, 2, 3)) or ()]
+    axes = [axis_of(axis, call.rank()) for axis in call.list_of("axes", (0, 2, 3))]
     kind = Reduce("mean", tuple(axes), True)
     centred = call.elementwise(sub(X, Y), call.input(), call.emit(kind, call.input()))
     variance = call.emit(kind, call.elementwise(mul(X, X), centred))

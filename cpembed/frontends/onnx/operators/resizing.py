@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, add, mul, where
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.graph.kinds import Gather, Input, Resize, Scalar
 from cpembed.graph.kinds.base import Array, axis_of
+from cpembed.ir.dtypes import is_integer
 
 _LARGEST = 1 << 20
 """Maximum number of elements of an axis."""
@@ -175,7 +175,7 @@ def _resize(call: Call) -> str:
     shape = call.type().shape
     scales = call.optional_constant(1 if first else 2, "the scales")
     sizes = None if first else call.optional_constant(3, "the sizes")
-    numbers = call.list_of("axes", tuple(range(len(shape)))) or ()
+    numbers = call.list_of("axes", tuple(range(len(shape))))
     axes = [axis_of(axis, len(shape)) for axis in numbers]
     factors, results = [1.0] * len(shape), [*shape]
     if sizes is not None and sizes.size:
@@ -269,7 +269,7 @@ def _resized(
         return x
     if sampling.mode == "nearest" and sampling.antialias:
         call.reject("antialias of the nearest element is not defined: use linear or cubic")
-    if sampling.mode != "nearest" and not is_float(dtype):
+    if sampling.mode != "nearest" and is_integer(dtype):
         # The format leaves it open: ONNX Runtime drops the fraction, its reference rounds.
         x = call.cast(x, "float32")
     if sampling.is_of_graph(shape, results, factors):

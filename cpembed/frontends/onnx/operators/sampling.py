@@ -13,7 +13,6 @@ from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.frontends.onnx.operators.indices import CUT_OR_RUN
 from cpembed.frontends.onnx.operators.products import pooling_window, window_of
-from cpembed.frontends.products import Window
 from cpembed.frontends.sampling import (
     Regions,
     conjugated,
@@ -22,7 +21,7 @@ from cpembed.frontends.sampling import (
     grid_sampled,
     region_aligned,
 )
-from cpembed.graph.kinds import Gather, Reduce, Scalar
+from cpembed.graph.kinds import Reduce, Scalar
 from cpembed.graph.kinds.base import Array, axis_of
 from cpembed.ir.scalars import apply
 
@@ -64,14 +63,8 @@ def _deform_conv(call: Call) -> str:
         call.reject(f"kernel_shape is not that of the weights, {list(taps)}")
     window = window_of(call, taps, call.shape(image)[2:])
     shape, count = call.shape(weights), math.prod(taps)
-    columns = deformed_columns(
-        call,
-        image,
-        offsets,
-        call.optional(4),
-        (taps, window.strides, window.dilations, window.before),
-        call.integer("offset_group", 1),
-    )
+    offset_groups = call.integer("offset_group", 1)
+    columns = deformed_columns(call, image, offsets, call.optional(4), window, offset_groups)
     n, c, _, points = call.shape(columns)
     # A product for each group of channels.
     rows = call.reshaped(weights, (groups, shape[0] // groups, shape[1] * count))
@@ -85,12 +78,10 @@ def _deform_conv(call: Call) -> str:
 
 def _max_unpool(call: Call) -> str:
     n, c, *image = call.type().shape
-    taps = call.list_of("kernel_shape") or ()
-    axes = len(image)
-    strides = call.list_of("strides", (1,) * axes) or ()
-    pads = call.list_of("pads", (0,) * 2 * axes) or ()
+    window, axes = window_of(call, call.list_of("kernel_shape"), image), len(image)
     sizes = [
-        (size - 1) * strides[k] + taps[k] - pads[k] - pads[k + axes] for k, size in enumerate(image)
+        (size - 1) * window.strides[k] + window.taps[k] - window.before[k] - window.after[k]
+        for k, size in enumerate(image)
     ]
     # Numbers count over the tensor of those sizes, whatever the output's shape is.
     pixels, channels = math.prod(sizes), n * c
@@ -140,17 +131,7 @@ def _root(x: Scalar, p: float) -> Scalar:
 
 def _col2im(call: Call) -> str:
     sizes, taps = call.integers(1, "the image's shape"), call.integers(2, "the block's shape")
-    axes = len(sizes)
-    strides = call.list_of("strides", (1,) * axes) or ()
-    dilations = call.list_of("dilations", (1,) * axes) or ()
-    pads = call.list_of("pads", (0,) * 2 * axes) or ()
-    window = Window(taps=taps, strides=strides, dilations=dilations, before=pads[:axes],
-                    after=pads[axes:])  # fmt: skip
-    counts = [
-        (size + window.before[k] + window.after[k] - window.reach(k)) // strides[k] + 1
-        for k, size in enumerate(sizes)
-    ]
-    return overlapped(call, call.input(), sizes, window, counts)
+    return overlapped(call, call.input(), sizes, window_of(call, taps, sizes))
 
 
 # -- Fourier transforms ---------------------------------------------------------------------------
@@ -204,16 +185,15 @@ def _stft(call: Call) -> str:
     if step < 1 or not 0 < size <= shape[1]:
         raise WorkloadError(f"frames of {size} every {step} of a signal of {shape[1]}")
     batches, parts = shape[0], shape[2] if call.rank() > 2 else 1
-    starts = np.arange((shape[1] - size) // step + 1) * step
-    index = starts[:, None] + np.arange(size)[None]
-    frames = call.emit(Gather(1), call.reshaped(signal, (*shape[:2], parts)), call.tensor(index))
+    frames = call.windows(call.reshaped(signal, (*shape[:2], parts)), 1, size, step)
+    count = call.shape(frames)[1]
     if window is not None:
         frames = call.elementwise(mul(X, Y), frames, call.reshaped(window, (size, 1)))
-    frames = call.reshaped(frames, (batches * len(starts), size, parts))
+    frames = call.reshaped(frames, (batches * count, size, parts))
     result = fourier(call, _complex(call, frames))
     if call.flag("onesided", True):
         result = call.part(result, 1, 0, size // 2 + 1)
-    return call.reshaped(result, (batches, len(starts), *call.shape(result)[1:]))
+    return call.reshaped(result, (batches, count, *call.shape(result)[1:]))
 
 
 def _mel_weights(call: Call) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from cpembed.frontends import expressions as e
-from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, div, function, mul
 from cpembed.frontends.torch.call import Call, Handler, Results, table
 from cpembed.graph.kinds import (
@@ -20,6 +19,7 @@ from cpembed.graph.kinds import (
     Scalar,
 )
 from cpembed.graph.kinds.elementwise import computing_dtype
+from cpembed.ir.dtypes import is_integer, size_bytes
 from cpembed.ir.scalars import apply
 
 Unary = Callable[[Scalar], Scalar]
@@ -90,21 +90,10 @@ def _reversed_sub(call: Call) -> Results:
     return _binary(lambda a, b: e.sub(b, _times(a, alpha)))(call)
 
 
-def _have_other_signs(a: Scalar, b: Scalar) -> Scalar:
-    return e.differ(e.less(a, 0), e.less(b, 0))
-
-
-def _remainder(a: Scalar, b: Scalar) -> Scalar:
-    """Return the exact remainder of a floored division, which has the sign of the divisor."""
-    rest = apply("rem", a, b)
-    is_moved = apply("and", e.differ(rest, 0), _have_other_signs(rest, b))
-    return e.where(is_moved, e.add(rest, b), rest)
-
-
 def _floor_quotient(a: Scalar, b: Scalar) -> Scalar:
     """Return a floored quotient of floats as PyTorch computes it."""
     # The remainder is subtracted first, so that the quotient is next to an integer.
-    near = div(e.sub(a, _remainder(a, b)), b)
+    near = div(e.sub(a, e.remainder(a, b)), b)
     low = apply("floor", near)
     rounded = e.where(e.less(0.5, e.sub(near, low)), e.add(low, 1), low)
     return e.where(e.equal(b, 0), div(a, b), rounded)
@@ -112,20 +101,20 @@ def _floor_quotient(a: Scalar, b: Scalar) -> Scalar:
 
 def _floor_quotient_of_integers(a: Scalar, b: Scalar) -> Scalar:
     quotient, is_rounded = div(a, b), e.differ(apply("rem", a, b), 0)
-    is_moved = apply("and", is_rounded, _have_other_signs(a, b))
+    is_moved = apply("and", is_rounded, e.have_other_signs(a, b))
     return e.where(is_moved, e.sub(quotient, 1), quotient)
 
 
 def _floor_divide(call: Call) -> Results:
-    floats = is_float(call.result.dtype)
-    return _binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
+    integers = is_integer(call.result.dtype)
+    return _binary(_floor_quotient_of_integers if integers else _floor_quotient)(call)
 
 
 def _divide(call: Call) -> Results:
     rounding = call.get("rounding_mode")
     if rounding == "floor":
         return _floor_divide(call)
-    if rounding is None or not is_float(call.result.dtype):
+    if rounding is None or is_integer(call.result.dtype):
         # A division of integers rounds towards zero.
         return _binary(div)(call)
     return _binary(lambda a, b: e.truncated(div(a, b)))(call)
@@ -141,7 +130,7 @@ _POWERS: Mapping[float, Unary] = {
 
 def _power(call: Call) -> Results:
     exponent, result = call["exponent"], call.result.dtype
-    if not is_float(result):
+    if is_integer(result):
         value = call.value(exponent) if isinstance(exponent, str) else np.asarray(exponent)
         if value is None or (value < 0).any():
             call.reject("a power of integers whose exponent may be below 0: use floats")
@@ -246,14 +235,14 @@ def _promoted(call: Call, *values: Any) -> str:
     tensors = [value for value in values if isinstance(value, str)]
     ranked = [t for t in tensors if call.shape(t) != ()] or tensors
     dtypes = [call.dtype(t) for t in ranked]
-    floats = [d for d in dtypes if is_float(d)]
+    floats = [d for d in dtypes if not is_integer(d)]
     if not floats and any(isinstance(v, float) for v in values):
         return "float32"
     if not floats:
-        scalar_floats = [d for d in map(call.dtype, tensors) if is_float(d)]
+        scalar_floats = [d for d in map(call.dtype, tensors) if not is_integer(d)]
         if scalar_floats:
             return scalar_floats[0]
-    return max(floats or dtypes, key=lambda d: 2 if d == "bfloat16" else np.dtype(d).itemsize)
+    return max(floats or dtypes, key=size_bytes)
 
 
 def _comparison(call: Call, expression: Binary) -> str:
@@ -296,7 +285,7 @@ def _has_sign(x: Scalar) -> Scalar:
 
 def _sign_bit(call: Call) -> str:
     x = call["self"]
-    return _write(call, call.dtype(x), _has_sign if is_float(call.dtype(x)) else _is_negative, x)
+    return _write(call, call.dtype(x), _is_negative if is_integer(call.dtype(x)) else _has_sign, x)
 
 
 def _is_negative(x: Scalar) -> Scalar:
@@ -366,15 +355,14 @@ def _masked_fill(call: Call) -> str:
 def _float_test(call: Call, expression: Unary) -> str:
     """Emit a test for NaN or infinity, which integers never pass."""
     x, shape = call["self"], call.result.shape
-    if is_float(call.dtype(x)):
+    if not is_integer(call.dtype(x)):
         return _write(call, call.dtype(x), expression, x)
     return call.expanded(call.tensor(np.zeros((1,) * len(shape), np.bool_)), shape)
 
 
 _UNARY: Mapping[str, Unary] = {
-    **{name: function(name) for name in e.PLAIN},
+    **e.UNARY,
     "rsqrt": lambda x: div(1.0, apply("sqrt", x)),
-    "reciprocal": lambda x: div(1.0, x),
     "square": lambda x: mul(x, x),
     "sign": e.sign,
     "trunc": e.truncated,
@@ -383,20 +371,9 @@ _UNARY: Mapping[str, Unary] = {
     "exp2": lambda x: apply("exp", mul(x, math.log(2))),
     "log2": lambda x: mul(apply("log", x), 1 / math.log(2)),
     "log10": lambda x: mul(apply("log", x), 1 / math.log(10)),
-    "tan": lambda x: div(apply("sin", x), apply("cos", x)),
-    "asin": e.arc_sine,
-    "acos": e.arc_cosine,
-    "atan": function("atan"),
-    "asinh": e.inverse_sinh,
-    "acosh": e.inverse_cosh,
-    "atanh": e.inverse_tanh,
-    "sinh": e.sinh,
-    "cosh": e.cosh,
     "erfc": lambda x: e.sub(1.0, apply("erf", x)),
-    "relu": e.relu,
     "relu6": lambda x: e.clip(x, 0, 6),
     "silu": e.silu,
-    "mish": e.mish,
     "selu": e.selu,
     "log_sigmoid": lambda x: apply("neg", e.softplus(apply("neg", x))),
     "hardswish": lambda x: div(mul(x, _relu6(x)), 6.0),
@@ -426,7 +403,7 @@ HANDLERS: Mapping[str, Handler] = table(
         "rsub.Tensor|Scalar": _reversed_sub,
         "mul.Tensor|Scalar": _binary(mul),
         "div.Tensor|Scalar|Tensor_mode|Scalar_mode": _divide,
-        "remainder.Tensor|Scalar": _binary(_remainder),
+        "remainder.Tensor|Scalar": _binary(e.remainder),
         "fmod.Tensor|Scalar": _binary(function("rem")),
         "floor_divide.default|Scalar": _floor_divide,
         "pow.Tensor_Scalar|Tensor_Tensor": _power,

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, Z, add, differ, div, equal, less, sub, where
 from cpembed.frontends.indexed import (
     scattered_at,
@@ -18,6 +17,7 @@ from cpembed.frontends.indexed import (
 )
 from cpembed.frontends.torch.call import Call, Handler, Results, table
 from cpembed.graph.kinds import Gather, Reduce
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.scalars import apply
 
 _LARGEST_COMPARISON = 1 << 26
@@ -89,7 +89,7 @@ def _median(call: Call, *, ignores_nan: bool = False) -> Results:
     size = call.shape(x)[axis]
     values, indices = sorted_along(call, x, axis, size, descending=False)
     middle = (size - 1) // 2
-    if not is_float(call.dtype(x)):
+    if is_integer(call.dtype(x)):
         return _shaped(call, *(call.part(t, axis, middle, middle + 1) for t in (values, indices)))
     # NaNs are the last elements: the last one says whether there are any.
     is_nan = call.cast(call.elementwise(differ(X, X), values, dtype="bool"), "int64")
@@ -223,7 +223,7 @@ def _without_itself(call: Call, x: str, index: str, updates: str, axis: int, ope
     """Replace the elements that updates meet by the neutral one of their operation."""
     neutral = _NEUTRAL[operation]
     dtype = call.dtype(x)
-    if not is_float(dtype) and math.isinf(neutral):
+    if is_integer(dtype) and math.isinf(neutral):
         if dtype == "bool":
             neutral = operation == "min"
         else:
@@ -243,7 +243,7 @@ def _mean(call: Call, total: str, index: str, updates: str, axis: int, includes:
     start = call.expanded(start, call.shape(total))
     count = scattered_elements(call, start, index, ones, axis, "add")
     dtype = call.dtype(total)
-    if is_float(dtype):
+    if not is_integer(dtype):
         return call.elementwise(div(X, apply("max", Y, 1.0)), total, call.cast(count, dtype))
     count = call.elementwise(apply("max", X, 1), count)
     quotient, rest = div(X, Y), apply("rem", X, Y)
@@ -277,12 +277,8 @@ def _rows(call: Call, *, reduce: str | None = None) -> Results:
     if name and call.get("include_self") is False:
         x = _without_itself(call, x, spread, source, axis, _REDUCTIONS[name])
     operation = _REDUCTIONS[name] if name else "set"
-    order = [axis, *(k for k in range(len(shape)) if k != axis)]
-    back = [order.index(k) for k in range(len(shape))]
-    result = scattered_rows(
-        call, call.transposed(x, order), index, call.transposed(source, order), operation
-    )
-    result = call.transposed(result, back)
+    lines, updates = call.moved(x, axis, 0), call.moved(source, axis, 0)
+    result = call.moved(scattered_rows(call, lines, index, updates, operation), 0, axis)
     if name == "mean":
         result = _mean(call, result, spread, source, axis, call["include_self"])
     return _shaped(call, result)
@@ -367,12 +363,7 @@ def _unfold(call: Call) -> Results:
     x = _as_line(call, call["self"])
     axis = call.axis(x, call["dimension"])
     size, step = int(call["size"]), int(call["step"])
-    starts = np.arange((call.shape(x)[axis] - size) // step + 1) * step
-    index = starts[:, None] + np.arange(size)[None]
-    windows = call.emit(Gather(axis), x, call.tensor(index))
-    rank = len(call.shape(windows))
-    order = [*(k for k in range(rank) if k != axis + 1), axis + 1]
-    return _shaped(call, call.transposed(windows, order))
+    return _shaped(call, call.moved(call.windows(x, axis, size, step), axis + 1, -1))
 
 
 def _embedding_bag(call: Call) -> Results:

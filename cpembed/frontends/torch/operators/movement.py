@@ -8,13 +8,13 @@ from functools import partial
 
 import numpy as np
 
-from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, add, mul
 from cpembed.frontends.indexed import scattered_rows
 from cpembed.frontends.sampling import along_axis
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
 from cpembed.graph.kinds import Concat, Gather, Reduce, Resize, Slice
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.dtypes import is_integer
 
 # -- views and permutations -----------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ def _scales(call: Call, axes: int) -> list[float | None]:
 
 def _linear(call: Call, axes: int) -> str:
     x = call.get("input") or call["self"]
-    if not is_float(call.dtype(x)):
+    if is_integer(call.dtype(x)):
         call.reject(f"a linear interpolation of {call.dtype(x)}: convert it to float32")
     sizes = call.shape(x)[-axes:], call.result.shape[-axes:]
     aligned, scales = bool(call.get("align_corners")), _scales(call, axes)

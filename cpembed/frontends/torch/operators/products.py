@@ -14,7 +14,6 @@ import numpy as np
 
 from cpembed.frontends import expressions as e
 from cpembed.frontends.attention import Scores, attention
-from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, add, mul
 from cpembed.frontends.grouped import Weights, grouped_product
 from cpembed.frontends.indexed import maxima_with_places, overlapped, unpooled
@@ -23,6 +22,7 @@ from cpembed.frontends.sampling import along_axis, grid_sampled
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
 from cpembed.graph.kinds import Gather, Reduce
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import row_major_strides
 from cpembed.ir.scalars import apply
 
@@ -144,7 +144,7 @@ def _attention(call: Call) -> Results:
 
 def _check_mean(call: Call) -> None:
     """Reject a mean of integers, which PyTorch rounds towards zero."""
-    if not is_float(call.dtype(call["self"])):
+    if is_integer(call.dtype(call["self"])):
         call.reject("means of integers are not known: convert the image to float32")
 
 
@@ -195,22 +195,9 @@ def _unpool(call: Call, axes: int) -> str:
 
 def _columns_to_image(call: Call) -> str:
     x, sizes = call["self"], call["output_size"]
-    axes = len(sizes)
-    shape = call.shape(x)
-    padding = per_axis(call["padding"], axes)
-    window = Window(
-        taps=per_axis(call["kernel_size"], axes),
-        strides=per_axis(call["stride"], axes),
-        dilations=per_axis(call["dilation"], axes),
-        before=padding,
-        after=padding,
-    )
-    counts = [
-        (size + 2 * padding[k] - window.reach(k)) // window.strides[k] + 1
-        for k, size in enumerate(sizes)
-    ]
+    shape, window = call.shape(x), _window(call, len(sizes))
     x = call.reshaped(x, (*(1,) * (3 - len(shape)), *shape))
-    return call.reshaped(overlapped(call, x, sizes, window, counts), call.result.shape)
+    return call.reshaped(overlapped(call, x, sizes, window), call.result.shape)
 
 
 def _grid_sampler(call: Call) -> str:

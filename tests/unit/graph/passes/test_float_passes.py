@@ -113,8 +113,7 @@ def test_floats_between_integers_are_one_operator() -> None:
     parts = [net.floats(net.input((2, 3, 4), dtype)) for dtype in (*BYTES, "uint8")]
     y = net.elementwise(apply("sigmoid", ADD), *parts[:2])
     y = net.elementwise(MUL, y, parts[2])
-    net.quantize(y)
-    graph = net.graph(net.operators[-1].output)
+    graph = net.graph(net.quantize(y))
     merged = prepare(graph)
     (operator,) = merged.operators
     assert isinstance(operator.kind, Elementwise)

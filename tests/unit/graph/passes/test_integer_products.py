@@ -77,8 +77,7 @@ def test_both_operands_vary(seed: int) -> None:
     net = Network(seed)
     a = net.floats(net.input((2, 3, 5, 7), net.one_of(BYTES)))
     b = net.floats(net.input((2, 3, 4, 7), net.one_of(BYTES)))
-    net.quantize(net.attention(a, b))
-    graph = net.graph(net.operators[-1].output)
+    graph = net.graph(net.quantize(net.attention(a, b)))
     changed = integer_products(graph)
     apart = remove_zero_points(changed)
     assert all(product.zero_points == (0, 0) for product in products(apart))
@@ -156,8 +155,7 @@ def test_a_factor_of_each_channel_is_part_of_the_scale() -> None:
     y = net.elementwise(apply("mul", Input(0), Input(1)), y, factor)
     bias = net.constant(net.array((8, 1, 1), "float32"))
     y = net.elementwise(apply("add", Input(0), Input(1)), y, bias)
-    net.quantize(y)
-    graph = net.graph(net.operators[-1].output)
+    graph = net.graph(net.quantize(y))
     changed = integer_products(graph)
     assert [type(o.kind) for o in changed.operators] == [Product]
     assert largest_difference(graph, changed, net.samples()) <= 1
@@ -173,8 +171,7 @@ def test_elementwise_operators_on_integers(operation: str, seed: int) -> None:
     y = net.elementwise(apply(operation, *order), *net.random.permutation([a, b]))
     if seed % 2:
         y = net.elementwise(RELU, y)
-    net.quantize(y)
-    graph = net.graph(net.operators[-1].output)
+    graph = net.graph(net.quantize(y))
     changed = prepare(graph)
     assert [type(o.kind) for o in changed.operators] == [Elementwise]
     assert largest_difference(graph, changed, net.samples()) <= 1
@@ -186,8 +183,7 @@ def test_means_on_integers(seed: int) -> None:
     x = net.floats(net.input((2, 8, 6, 6), net.one_of(BYTES)))
     pool = Pool("mean", (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), bool(seed % 2))
     kind = net.one_of((pool, Reduce("mean", (-2, -1), False), Reduce("mean", (2, 3), True)))
-    net.quantize(net.add(kind, x))
-    graph = net.graph(net.operators[-1].output)
+    graph = net.graph(net.quantize(net.add(kind, x)))
     changed = prepare(graph)
     assert isinstance(changed.operators[0].kind, Pool)
     assert not any(isinstance(o.kind, Dequantize) for o in changed.operators)
@@ -204,8 +200,7 @@ def test_a_residual_is_stored_by_its_product(seed: int) -> None:
     y = net.elementwise(apply("add", Input(0), Input(1)), *parts)
     if seed % 2:
         y = net.elementwise(RELU, y)
-    net.quantize(y)
-    graph = net.graph(net.operators[-1].output)
+    graph = net.graph(net.quantize(y))
     changed = prepare(graph)
     assert {type(o.kind) for o in changed.operators} <= {Product, Table}
     assert [p.epilogue.residual is not None for p in products(changed)] == [False, True]
@@ -236,8 +231,7 @@ def test_a_residual_of_a_product_that_is_not_quantized_in_between(seed: int, zer
     y = net.convolution(net.floats(q), 8, 3, zero=zero)
     y = net.elementwise(RELU, y) if seed % 3 == 0 else y
     y = net.elementwise(apply("add", Input(0), Input(1)), net.floats(other), y)
-    net.quantize(net.elementwise(RELU, y) if seed % 2 else y)
-    graph = net.graph(net.operators[-1].output)
+    graph = net.graph(net.quantize(net.elementwise(RELU, y) if seed % 2 else y))
     changed = prepare(graph)
     assert len(products(changed)) <= 2
     assert not any(isinstance(o.kind, Dequantize | Quantize) for o in changed.operators)
@@ -260,8 +254,7 @@ def test_a_result_is_stored_in_the_scale_in_which_it_is_wanted(
         second = net.floats(net.quantize(y))
         y = net.elementwise(apply("add", Input(0), Input(1)), net.floats(q), second)
     y = net.floats(net.quantize(y))
-    net.quantize(net.elementwise(RELU, y) if relu else y)
-    graph = net.graph(net.operators[-1].output)
+    graph = net.graph(net.quantize(net.elementwise(RELU, y) if relu else y))
     changed = fuse_requantizations(
         fuse_residuals(fuse_requantizations(integer_products(fold(graph))))
     )

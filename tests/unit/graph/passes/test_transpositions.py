@@ -50,8 +50,7 @@ def test_quantized_attention(seed: int) -> None:
     a, b = (heads(net, net.floats(net.input((1, 5, 8), net.one_of(BYTES)))) for _ in range(2))
     scores = net.floats(net.quantize(net.attention(a, b)))
     back = net.add(Transpose((0, 2, 1, 3)), scores)
-    net.quantize(net.add(Reshape((1, 5, 20)), back))
-    graph = net.graph(net.operators[-1].output)
+    graph = net.graph(net.quantize(net.add(Reshape((1, 5, 20)), back)))
     prepared = prepare(graph)
     assert not any(isinstance(o.kind, Transpose) for o in prepared.operators)
     assert largest_difference(graph, prepared, net.samples()) <= 2
