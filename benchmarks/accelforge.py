@@ -9,12 +9,10 @@ that are in the JSON file are not run again. AccelForge needs Python 3.12.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from benchmarks import mappers
 
-FOLDER = Path(__file__).resolve().parent
 PACKAGE, VERSION = "accelforge", "1.0.467"
 
 NOTES = """
@@ -56,13 +54,12 @@ def main() -> None:
         package=PACKAGE,
         version=VERSION,
         requirements=(f"{PACKAGE}=={VERSION}",),
-        script=FOLDER / "peers" / "accelforge_run.py",
+        script=Path(__file__).with_name("peers") / "accelforge_run.py",
         objectives=mappers.OBJECTIVES,
         most_units=1024,
         notes=NOTES,
     )
-    options = mappers.arguments(argparse.ArgumentParser(description=__doc__))
-    mappers.compare(side, options, FOLDER / "accelforge")
+    mappers.compare(side, __doc__)
 
 
 if __name__ == "__main__":

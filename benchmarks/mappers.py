@@ -384,17 +384,6 @@ def environment(versions: dict[str, str]) -> list[str]:
     return [f"Commit {commit(ROOT)}; {names}; Python {platform.python_version()}; {machine}."]
 
 
-def progress(text: str) -> None:
-    """Print a line on standard error.
-
-    Parameters
-    ----------
-    text : str
-        Line.
-    """
-    print(text, file=sys.stderr, flush=True)
-
-
 @dataclass(frozen=True)
 class Peer:
     """Another mapper: its package, the script that runs it, and what is to be said of it.
@@ -412,33 +401,23 @@ class Peer:
     notes: str
 
 
-def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return the arguments of a comparison.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        Parser, to which the arguments are added.
-    """
-    parser.add_argument("--peers", type=Path, required=True, help="folder of the environment")
-    parser.add_argument("--python", default="", help="Python that makes it, by default this one")
-    parser.add_argument("--only", default="", help="word in the layers that are compared")
-    parser.add_argument("--limit", type=int, default=300, help="seconds of a layer's search")
-    return parser.parse_args()
-
-
-def compare(side: Peer, options: argparse.Namespace, output: Path) -> None:
-    """Compare all layers, and write a document and a page after each.
+def compare(side: Peer, description: str | None) -> None:
+    """Compare all layers as the command line says; write a document and a page after each.
 
     Parameters
     ----------
     side : Peer
-        Other mapper.
-    options : argparse.Namespace
-        Arguments of :func:`arguments`.
-    output : Path
-        Document and page, without their suffixes.
+        Other mapper, whose name is that of the files.
+    description : str or None
+        Text of the help.
     """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--peers", type=Path, required=True, help="folder of the environment")
+    parser.add_argument("--python", default="", help="Python that makes it, by default this one")
+    parser.add_argument("--only", default="", help="word in the layers that are compared")
+    parser.add_argument("--limit", type=int, default=300, help="seconds of a layer's search")
+    options = parser.parse_args()
+    output = Path(__file__).with_name(side.name.lower())
     executable = peer_python(
         options.peers.absolute() / f"{side.package}-{side.version}",
         options.python,
@@ -465,7 +444,8 @@ def compare(side: Peer, options: argparse.Namespace, output: Path) -> None:
                     executable, side.script, request(case, objective), options.limit
                 )
                 results.append({**key, "ours": mine[objective], "theirs": peer_figures})
-            progress(f"{case.words} {case.unit.name} {objective}: {mine[objective]} {peer_figures}")
+            line = f"{case.words} {case.unit.name} {objective}: {mine[objective]} {peer_figures}"
+            print(line, file=sys.stderr, flush=True)
             document.write_text(json.dumps({"results": results}, indent=1) + "\n", "utf-8")
             lines = [
                 f"# Our mappings beside {side.name}'s",

@@ -9,12 +9,10 @@ in the JSON file are not run again. ZigZag is known to run under Python 3.11.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from benchmarks import mappers
 
-FOLDER = Path(__file__).resolve().parent
 PACKAGE, VERSION = "zigzag-dse", "3.9.1"
 
 NOTES = """
@@ -54,13 +52,12 @@ def main() -> None:
         version=VERSION,
         # It imports six without saying so.
         requirements=(f"{PACKAGE}=={VERSION}", "six"),
-        script=FOLDER / "peers" / "zigzag_run.py",
+        script=Path(__file__).with_name("peers") / "zigzag_run.py",
         objectives=("bytes", "cycles"),
         most_units=1,
         notes=NOTES,
     )
-    options = mappers.arguments(argparse.ArgumentParser(description=__doc__))
-    mappers.compare(side, options, FOLDER / "zigzag")
+    mappers.compare(side, __doc__)
 
 
 if __name__ == "__main__":

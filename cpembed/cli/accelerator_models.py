@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import click
-from click.core import ParameterSource
-
-from cpembed.cli import output
+from cpembed.cli import options, output
 from cpembed.errors import LoweringError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cpembed.cli.model_options import ModelOptions, OpenModelOptions
     from cpembed.cli.models import MatchArguments, NetworkArguments
+    from cpembed.graph.graph import Graph
 
 WRONG, INFEASIBLE = 1, 3
 """Exit codes of wrong results, which are a bug of cpembed, and of workloads without a program."""
@@ -36,23 +37,18 @@ def network_on_accelerator(arguments: NetworkArguments) -> int:
     from cpembed.accelerator.network_files import save_network
     from cpembed.accelerator.network_proof import prove_network
     from cpembed.accelerator.network_run import run_network
-    from cpembed.frontends import load_model
-    from cpembed.graph.passes import prepare
     from cpembed.hw.isa_reader import load_instruction_set
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
     from cpembed.report.accelerator import accelerator_report
 
-    _refuse_options(
+    _refuse_others(
         arguments.target,
         "shapes", "outputs", "constants", "input_file", "seed", "no_verify", "plan_only",
         "output", "save",
     )  # fmt: skip
     # Before the model is read, which may take seconds.
     machine = load_instruction_set(arguments.target)
-    graph = load_model(
-        arguments.model, arguments.shapes or None, arguments.outputs, constants=arguments.constants
-    )
-    graph = prepare(graph, first="int8", second="int8")
+    graph = _graph(arguments.model, arguments.reading)
     file = arguments.input_file
     inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
     run = None
@@ -104,7 +100,7 @@ def run_on_accelerator(words: Sequence[str], target: str, seed: int, *, as_json:
     from cpembed.report.accelerator import workload_report
     from cpembed.workloads.naming import parse_workload
 
-    _refuse_options(target, "seed")
+    _refuse_others(target, "seed")
     machine = load_instruction_set(target)
     workload = parse_workload(list(words))
     try:
@@ -153,7 +149,7 @@ def solve_on_accelerator(
     from cpembed.report.accelerator import matches_document, matches_report
     from cpembed.workloads.naming import parse_workload
 
-    _refuse_options(target, "top", "every", "estimated")
+    _refuse_others(target, "top", "every", "estimated")
     machine = load_instruction_set(target)
     workload = parse_workload(list(words))
     matching = match_statement(Statement(workload), machine)
@@ -191,17 +187,12 @@ def match_on_accelerators(arguments: MatchArguments) -> int:
     """
     from cpembed.accelerator.document import network_document
     from cpembed.accelerator.network import plan_network
-    from cpembed.frontends import load_model
-    from cpembed.graph.passes import prepare
     from cpembed.hw.isa_reader import load_instruction_set
     from cpembed.report.accelerator import accelerator_report
 
-    _refuse_options(", ".join(arguments.targets), "targets", "shapes", "outputs", "constants")
+    _refuse_others(", ".join(arguments.targets), "targets", "shapes", "outputs", "constants")
     machines = [load_instruction_set(target) for target in arguments.targets]
-    graph = load_model(
-        arguments.model, arguments.shapes or None, arguments.outputs, constants=arguments.constants
-    )
-    graph = prepare(graph, first="int8", second="int8")
+    graph = _graph(arguments.model, arguments.reading)
     with output.Bar() as bar:
         documents = [network_document(plan_network(graph, m, bar)) for m in machines]
     if arguments.as_json:
@@ -212,24 +203,15 @@ def match_on_accelerators(arguments: MatchArguments) -> int:
     return 0
 
 
-def _refuse_options(target: str, *used: str) -> None:
-    """Reject options of the command line that mean nothing on an accelerator.
+def _graph(path: Path, reading: ModelOptions | OpenModelOptions) -> Graph:
+    """Read a model, with the element types of an accelerator."""
+    from cpembed.frontends import load_model
+    from cpembed.graph.passes import prepare
 
-    Parameters
-    ----------
-    target : str
-        Name or file of the instruction set.
-    *used : str
-        Names of the command's parameters that are used.
-    """
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if not isinstance(parameter, click.Option) or name in {"target", "as_json", *used}:
-            continue
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(
-                f"{parameter.opts[0]} means nothing for {target}, an accelerator of several "
-                "instructions: leave it out",
-                context,
-            )
+    graph = load_model(path, reading.shapes or None, reading.outputs, constants=reading.constants)
+    return prepare(graph, first="int8", second="int8")
+
+
+def _refuse_others(target: str, *used: str) -> None:
+    """Reject options of the command line that mean nothing on an accelerator."""
+    options.refuse_others(f"{target}, an accelerator of several instructions", *used)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from cpembed.cli import options, output
 from cpembed.cli.completion import accelerators
+from cpembed.cli.parameters import argument, subcommand
+from cpembed.driver.options import REQUIRED, option
 from cpembed.errors import CpembedError, ExecutionFault
 from cpembed.files import write_whole
-
-_PATH = click.Path(path_type=Path)
 
 
 def _files(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
@@ -28,52 +29,51 @@ def _files(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return files
 
 
-@click.command("emulate", cls=options.Subcommand)
-@click.argument("path", metavar="PROGRAM", type=_PATH)
-@click.option(
-    "--target",
-    required=True,
-    shell_complete=accelerators,
-    metavar="NAME|FILE",
-    help="Accelerator: a shipped name, or a TOML file with [[instructions]].",
-)
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    callback=_files,
-    metavar="NAME=FILE",
-    help="Elements of an input or constant, a file of numpy (.npy) in the shape that the program "
-    "declares. Others are random.",
-)
-@click.option(
-    "--output",
-    "outputs",
-    multiple=True,
-    callback=_files,
-    metavar="NAME=FILE",
-    help="Write a tensor after the run to a file of numpy (.npy).",
-)
-@click.option(
-    "--against",
-    metavar="EXPRESSION",
-    help="Compare an output with an expression over the program's tensors: bit for bit for "
-    "integers, up to rounding for floats.",
-)
-@options.seed_option("Seed of random inputs, and of the order of units with channels.")
-@options.folder_option("--save", "Write the program in the machine's own text, with a manifest.")
-@options.json_option
-def emulate_command(
-    *,
-    path: Path,
-    target: str,
-    inputs: dict[str, Path],
-    outputs: dict[str, Path],
-    against: str | None,
-    seed: int,
-    save: Path | None,
-    as_json: bool,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class EmulateArguments:
+    """Command line of ``cpembed emulate``."""
+
+    path: Path = argument(metavar="PROGRAM", type=click.Path(path_type=Path))
+    target: str = option(
+        REQUIRED,
+        "Accelerator: a shipped name, or a TOML file with [[instructions]].",
+        metavar="NAME|FILE",
+        shell_complete=accelerators,
+    )
+    inputs: dict[str, Path] = option(
+        (),
+        "Elements of an input or constant, a file of numpy (.npy) in the shape that the program "
+        "declares. Others are random.",
+        flag="--input",
+        metavar="NAME=FILE",
+        multiple=True,
+        callback=_files,
+    )
+    outputs: dict[str, Path] = option(
+        (),
+        "Write a tensor after the run to a file of numpy (.npy).",
+        flag="--output",
+        metavar="NAME=FILE",
+        multiple=True,
+        callback=_files,
+    )
+    against: str | None = option(
+        None,
+        "Compare an output with an expression over the program's tensors: bit for bit for "
+        "integers, up to rounding for floats.",
+        metavar="EXPRESSION",
+    )
+    seed: int = options.seed_option(
+        "Seed of random inputs, and of the order of units with channels."
+    )
+    save: Path | None = options.folder_option(
+        "Write the program in the machine's own text, with a manifest."
+    )
+    as_json: bool = options.json_option()
+
+
+@subcommand("emulate", EmulateArguments)
+def emulate_command(arguments: EmulateArguments) -> int:
     """Execute the assembly of an accelerator and report faults, bytes, cycles and energy.
 
     What the machine leaves undefined ends the run with one line: a read of rows that were never
@@ -90,29 +90,36 @@ def emulate_command(
     from cpembed.hw.isa_reader import load_instruction_set
     from cpembed.ir.dtypes import as_stored
 
-    program = read_assembly(path, load_instruction_set(target))
-    for name in outputs:
+    path = arguments.path
+    program = read_assembly(path, load_instruction_set(arguments.target))
+    for name in arguments.outputs:
         if name not in program.tensors:
             raise CpembedError(
                 f"{path} declares no tensor {name}: use {' '.join(program.tensors) or 'none'}"
             )
     with output.ProgressLine() as progress:
         try:
-            result = emulate(program, inputs, seed=seed, against=against, progress=progress)
+            result = emulate(
+                program,
+                arguments.inputs,
+                seed=arguments.seed,
+                against=arguments.against,
+                progress=progress,
+            )
         except ExecutionFault as fault:
             raise ExecutionFault(f"{path}: {fault}") from None
-    for name, file in outputs.items():
+    for name, file in arguments.outputs.items():
         array = program.tensors[name].array(result.run.buffers[name])
         content = io.BytesIO()
         np.save(content, as_stored(np.ascontiguousarray(array)), allow_pickle=False)
         write_whole(file, content.getvalue())
-    if save is not None:
-        save_text(program, save, result.run)
+    if arguments.save is not None:
+        save_text(program, arguments.save, result.run)
     for warning in result.run.warnings:
         output.message(warning)
     from cpembed.report.emulation import report
 
-    output.print_report(result, lambda: report(result), as_json=as_json)
+    output.print_report(result, lambda: report(result), as_json=arguments.as_json)
     if result.comparison is not None and result.comparison.differences:
         output.message(
             f"{path}: {result.comparison.first}, and {result.comparison.differences - 1:,} more of "

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from cpembed.cli import model_options, options, worker_options
+from cpembed.cli import model_options, options
 from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.output import Bar, message, print_json, print_report, print_text, write
-from cpembed.driver.options import BenchOptions
+from cpembed.cli.parameters import argument, on_command_line, options_of, subcommand
+from cpembed.cli.worker_options import WorkerOptions
+from cpembed.driver.options import BenchOptions, option
 
 if TYPE_CHECKING:
     from cpembed.driver.bench import Bench
     from cpembed.runtime.cluster import Workers
     from cpembed.workloads.suites import Layer
-
-from click.core import ParameterSource
 
 
 def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> str:
@@ -33,61 +33,45 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 
 @dataclass(frozen=True, kw_only=True)
 class BenchArguments:
-    """Command line of ``cpembed bench``, without the options of the library."""
+    """Command line of ``cpembed bench``."""
 
-    suite: str
-    targets: tuple[str, ...]
-    pack: Path | None
-    shapes: dict[str, tuple[int, ...]]
-    no_run: bool
-    threads: int | None
-    baselines: tuple[str, ...]
-    plot: Path | None
-    as_json: bool
+    suite: str = argument(shell_complete=suites)
+    targets: tuple[str, ...] = options.targets_option()
+    settings: BenchOptions = options_of(
+        BenchOptions,
+        leave_out=["weights", "search", "rank", "identifier", "shift"],
+        changes={
+            "seed": {"help": "Seed of the data and of the search."},
+            "backend": {
+                "help": "native: the target's instruction, executed or simulated; generic: "
+                "portable code; auto: native, and only the search if this machine can do neither."
+            },
+            "layout": {"callback": _layout},
+        },
+    )
+    shapes: dict[str, tuple[int, ...]] = model_options.shapes_option()
+    no_run: bool = option(False, "Search only; run nothing.")
+    threads: int | None = options.threads_option("the kernels")
+    baselines: tuple[str, ...] = option(
+        (),
+        "Compare each kernel with a library: onednn, mkl, openblas, tvm. May be repeated, or a "
+        "comma list.",
+        flag="--baseline",
+        metavar="NAME",
+        multiple=True,
+    )
+    plot: Path | None = options.file_option("Draw the ratios to the baselines into an SVG file.")
+    pack: Path | None = options.file_option(
+        "Write the kernels of all layers instead, of targets that are emulated here, into a "
+        "folder or a FILE.zip, with programs that check and time them on such a machine "
+        "(docs/cuda.md)."
+    )
+    processes: WorkerOptions = options_of(WorkerOptions)
+    as_json: bool = options.json_option()
 
 
-@click.command("bench", cls=options.Subcommand)
-@click.argument("suite", shell_complete=suites)
-@options.targets_option
-@options.library_options(
-    BenchOptions,
-    leave_out=["weights", "search", "rank", "identifier", "shift", "layout"],
-    texts={
-        "seed": "Seed of the data and of the search.",
-        "backend": "native: the target's instruction, executed or simulated; generic: portable "
-        "code; auto: native, and only the search if this machine can do neither.",
-    },
-)
-@model_options.shapes_option
-@click.option("--no-run", is_flag=True, help="Search only; run nothing.")
-@click.option(
-    "--layout",
-    metavar="NCHW|NHWC|NCHW16c",
-    default="NCHW",
-    show_default=True,
-    callback=_layout,
-    help="Channels before or after the image (NDHWC in 3-D, NWC in 1-D), or in blocks of any "
-    "number; not every operator has layouts.",
-)
-@options.threads_option("the kernels")
-@click.option(
-    "--baseline",
-    "baselines",
-    multiple=True,
-    metavar="NAME",
-    help="Compare each kernel with a library: onednn, mkl, openblas, tvm. May be repeated, "
-    "or a comma list.",
-)
-@options.file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
-@options.file_option(
-    "--pack",
-    "Write the kernels of all layers instead, of targets that are emulated here, into a folder or "
-    "a FILE.zip, with programs that check and time them on such a machine (docs/cuda.md).",
-)
-@worker_options.workers_options
-@options.json_option
-@options.pass_as(BenchArguments)
-def bench_command(arguments: BenchArguments, **values: Any) -> int:
+@subcommand("bench", BenchArguments)
+def bench_command(arguments: BenchArguments) -> int:
     """Run SUITE: search, verify and time each layer.
 
     SUITE is deepbench, resnet18, resnet50, unit16, unit_conv3d, mobilenet, attention, amos, odd or
@@ -107,23 +91,22 @@ def bench_command(arguments: BenchArguments, **values: Any) -> int:
         return _show_results(Path(arguments.suite), as_json=arguments.as_json)
     if not arguments.targets:
         raise click.UsageError("Missing option '--target'.", click.get_current_context())
+    baselines, plot = arguments.baselines, arguments.plot
+    settings = replace(
+        arguments.settings,
+        shapes=arguments.shapes or None,
+        execute=not arguments.no_run,
+        baselines=[name.strip() for part in baselines for name in part.split(",")],
+    )
     if arguments.pack is not None:
-        values["shapes"] = arguments.shapes or None
         return _pack(
             arguments.suite,
             options.distinct(arguments.targets),
             arguments.pack,
-            options.options_from(BenchOptions, values),
+            settings,
             as_json=arguments.as_json,
         )
     options.use_threads(arguments.threads)
-    baselines, plot = arguments.baselines, arguments.plot
-    values |= {
-        "shapes": arguments.shapes or None,
-        "execute": not arguments.no_run,
-        "baselines": [name.strip() for part in baselines for name in part.split(",")],
-    }
-    settings = options.options_from(BenchOptions, values)
     if plot is not None:
         # Before the first search: matplotlib may be missing.
         _check_plot(baselines)
@@ -133,7 +116,7 @@ def bench_command(arguments: BenchArguments, **values: Any) -> int:
         several = "--baseline and --plot apply to one target: leave them, or other targets, out"
         raise click.UsageError(several, click.get_current_context())
     # Processes start here, so that they load while this one does.
-    with worker_options.workers_of(compiles=not arguments.no_run) as executing:
+    with arguments.processes.open(compiles=not arguments.no_run) as executing:
         from cpembed.driver.bench import open_bench
 
         benches = [open_bench(arguments.suite, name, settings) for name in names]
@@ -246,10 +229,10 @@ def _run(bench: Bench, stop: Stop, workers: Workers) -> None:
 # -- packs -----------------------------------------------------------------------------------------
 
 _APPLIES = frozenset(
-    ("suite", "targets", "pack", "machine", "layers", "layout", "output", "bias", "scale", "relu",
-     "constraints", "timeout", "shapes", "as_json", "verbose")
+    ("targets", "pack", "machine", "layers", "layout", "output", "bias", "scale", "relu",
+     "constraints", "timeout", "shapes", "as_json")
 )  # fmt: skip
-"""Parameters of ``cpembed bench`` that a pack depends on."""
+"""Options of ``cpembed bench`` that a pack depends on."""
 
 
 def _pack(
@@ -272,14 +255,10 @@ def _pack(
     """
     from cpembed.driver.bench_pack import pack_items, write_pack
 
-    context = click.get_current_context()
-    for option in context.command.params:
-        name = option.name or ""
-        # Defaults say nothing: only options that were written are wrong.
-        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and name not in _APPLIES:
-            problem = f"{option.opts[0]} does not change a pack, whose kernels run elsewhere"
-            raise click.UsageError(f"{problem}: leave it out", context)
+    for name, flag in on_command_line():
+        if name not in _APPLIES:
+            problem = f"{flag} does not change a pack, whose kernels run elsewhere: leave it out"
+            raise click.UsageError(problem, click.get_current_context())
     items = pack_items(suite, targets, options)
     with Bar("packing", len(items)) as bar:
 

@@ -3,81 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from cpembed.cli import model_options, options, output
-from cpembed.driver.options import BuildOptions, MethodName
+from cpembed.cli.parameters import on_command_line, options_of, subcommand
+from cpembed.driver.options import REQUIRED, BuildOptions, option
 
 if TYPE_CHECKING:
     from cpembed.network.pair_executions import PairPolicy
     from cpembed.targets.units import FloatType
 
 _MODEL_PARAMETERS = frozenset(
-    ("words", "target", "processors", "float_type", "timeout", "folder", "name", "shapes",
-     "outputs", "threads", "torch", "method", "pairs", "as_json", "constants", "loss", "instances")
+    ("target", "processors", "float_type", "timeout", "folder", "name", "shapes", "outputs",
+     "threads", "torch", "method", "pairs", "as_json", "constants", "loss", "instances")
 )  # fmt: skip
-"""Parameters of ``cpembed build`` that apply to models too."""
+"""Options of ``cpembed build`` that apply to models too."""
 
 _MODEL_SUFFIXES = (".onnx", ".pt2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildArguments:
-    """Command line of ``cpembed build``, without the options of the library."""
+    """Command line of ``cpembed build``."""
 
-    words: tuple[str, ...]
-    target: str | None
-    processors: tuple[str, ...]
-    float_type: FloatType | None
-    folder: Path
-    shapes: model_options.Sizes
-    outputs: tuple[str, ...]
-    constants: dict[str, Any]
-    loss: float | None
-    instances: int | None
-    pairs: PairPolicy
-    fuse: bool | None
-    threads: int | None
-    verbose: bool
-    as_json: bool
+    words: tuple[str, ...] = options.workload_words()
+    target: str | None = options.target_option(required=False)
+    processors: tuple[str, ...] = model_options.processors_option()
+    float_type: FloatType | None = model_options.float_option()
+    folder: Path = option(
+        REQUIRED,
+        "Folder of the library; files of the same names are replaced.",
+        flag="-o --directory",
+        metavar="DIR",
+    )
+    settings: BuildOptions = options_of(
+        BuildOptions,
+        leave_out=["search", "seed", "threads"],
+        changes={
+            "name": {
+                "help": "Name of the library, with which its functions begin.  [default: kernel, "
+                "or the model's]"
+            }
+        },
+    )
+    model: model_options.OpenModelOptions = options_of(model_options.OpenModelOptions)
+    pairs: PairPolicy = model_options.pairs_option()
+    fusion: options.FusionOptions = options_of(options.FusionOptions)
+    threads: int | None = options.threads_option("the library, unless its caller says otherwise")
+    verbose: bool = options.verbose_option()
+    as_json: bool = options.json_option()
 
 
-@click.command("build", cls=options.Subcommand)
-@options.workload_argument()
-@options.target_option(required=False)
-@model_options.processors_option
-@model_options.float_option
-@click.option(
-    "-o",
-    "--directory",
-    "folder",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Folder of the library; files of the same names are replaced.",
-)
-@options.library_options(
-    BuildOptions,
-    leave_out=["search", "seed", "threads"],
-    defaults={"name": None},
-    texts={
-        "name": "Name of the library, with which its functions begin.  [default: kernel, or the "
-        "model's]"
-    },
-)
-@model_options.ranges_options
-@model_options.pairs_option
-@options.fuse_option()
-@options.threads_option("the library, unless its caller says otherwise")
-@options.verbose_option
-@options.json_option
-@options.pass_as(BuildArguments)
-def build_command(arguments: BuildArguments, **values: Any) -> int:
+@subcommand("build", BuildArguments)
+def build_command(arguments: BuildArguments) -> int:
     """Build a library of a workload's kernel, or of a whole model (.onnx, .pt2).
 
     It is called from plain C, Python with numpy, or PyTorch, and does not need cpembed. The
@@ -91,23 +73,22 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
     cpembed build resnet18.onnx --cpu sapphirerapids,znver4,x86-64-v3 -o resnet18
     """
-    words, threads = arguments.words, arguments.threads
-    options.use_threads(threads)
+    words, target, model = arguments.words, arguments.target, arguments.model
+    options.use_threads(arguments.threads)
     if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
-        _require_model_options(click.get_current_context())
-        return _build_model(arguments, values)
-    for option, value in (
-        ("--shape", arguments.shapes),
-        ("--set", arguments.constants),
+        return _build_model(arguments)
+    for flag, value in (
+        ("--shape", model.shapes),
+        ("--set", model.constants),
         ("--float", arguments.float_type),
         ("--pairs", arguments.pairs != "auto"),
     ):
         if value:
-            raise click.UsageError(f"{option} applies to a model, not to a workload: leave it out")
-    model_options.require_ranges(arguments.loss, arguments.instances)
-    if arguments.target is None:
+            raise click.UsageError(f"{flag} applies to a model, not to a workload: leave it out")
+    model.require_ranges()
+    if target is None:
         raise click.UsageError("a workload needs --target: name one, or native")
-    if arguments.outputs:
+    if model.outputs:
         raise click.UsageError("--outputs applies to a model, not to a workload: leave it out")
     if len(arguments.processors) > 1:
         raise click.UsageError("a workload is built for one processor: give --cpu one name")
@@ -116,44 +97,29 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     if names_chain(words):
         from cpembed.cli.chains import build_chain_command
 
-        return build_chain_command(
-            words,
-            arguments.target,
-            arguments.folder,
-            name=values["name"] or "kernel",
-            torch=values["torch"],
-            machine=values["machine"],
-            fuse=arguments.fuse,
-            as_json=arguments.as_json,
-        )
-    options.require_no_fusion(arguments.fuse)
+        return build_chain_command(arguments, target)
+    arguments.fusion.require_none()
     from cpembed.driver.gradients import names_gradient
 
     if names_gradient(words):
         from cpembed.cli.gradients import build_gradient_command
 
-        return build_gradient_command(
-            words, arguments.target, arguments.folder, values, as_json=arguments.as_json
-        )
+        return build_gradient_command(arguments, target)
     from cpembed.targets.processors import built_for_name
 
     with built_for_name(arguments.processors[0] if arguments.processors else None):
-        return _build_workload(arguments, values)
+        return _build_workload(arguments, target)
 
 
-def _build_workload(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
+def _build_workload(arguments: BuildArguments, target: str) -> int:
     """Build and verify the library of a kernel; return the exit code."""
-    words, threads = arguments.words, arguments.threads
     from cpembed.driver.build import build as build_library
     from cpembed.driver.result import SolveResult
 
-    # The default differs for models, so it is not in the options.
-    name = values["name"] or "kernel"
     # 0 threads: those of the machine that calls the library.
-    settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
+    settings = replace(arguments.settings, threads=arguments.threads or 0)
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
-    assert arguments.target is not None
-    resolved = options.subject(words, arguments.target, settings)
+    resolved = options.subject(arguments.words, target, settings)
     with output.ProgressLine() as progress:
         result = build_library(
             resolved.workload,
@@ -174,19 +140,12 @@ def _build_workload(arguments: BuildArguments, values: Mapping[str, Any]) -> int
     return code
 
 
-def _require_model_options(context: click.Context) -> None:
-    """Raise a usage error for an option that applies to a single kernel only."""
-    for option in context.command.params:
-        name = option.name or ""
-        # Defaults of such options say nothing: only those that were written are wrong.
-        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and name not in _MODEL_PARAMETERS:
-            problem = f"{option.opts[0]} applies to a workload, not to a model: leave it out"
-            raise click.UsageError(problem)
-
-
-def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
+def _build_model(arguments: BuildArguments) -> int:
     """Build and verify the library of a network; return the exit code."""
+    written = dict(on_command_line())
+    for name, flag in written.items():
+        if name not in _MODEL_PARAMETERS:
+            raise click.UsageError(f"{flag} applies to a workload, not to a model: leave it out")
     from cpembed.driver.matching import network_units
     from cpembed.export.library import Contents
     from cpembed.frontends import load_network
@@ -197,30 +156,32 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     from cpembed.network.processors import build_for_processors, processors_named
     from cpembed.network.service import NetworkRequest, network
 
-    target = arguments.target or "native"
+    target, settings, model = arguments.target or "native", arguments.settings, arguments.model
     # Before the model is read, which may take seconds.
     if arguments.processors:
         processors_named(arguments.processors)
     units = target if arguments.processors else network_units(target, arguments.float_type)
-    path, shapes = Path(arguments.words[0]), arguments.shapes or None
-    graph = load_network(path, shapes, arguments.outputs, constants=arguments.constants)
+    path, shapes = Path(arguments.words[0]), model.shapes or None
+    graph = load_network(path, shapes, model.outputs, constants=model.constants)
     folder = arguments.folder
-    # The default of a workload is not that of a model.
-    source = click.get_current_context().get_parameter_source("method")
-    method: MethodName = values["method"] if source is ParameterSource.COMMANDLINE else "auto"
     request = NetworkRequest(
         units,
         folder,
-        Planning(timeout=values["timeout"] or SEARCH_LIMIT, method=method, pairs=arguments.pairs),
+        Planning(
+            timeout=settings.timeout or SEARCH_LIMIT,
+            # The defaults of a workload are not those of a model.
+            method=settings.method if "method" in written else "auto",
+            pairs=arguments.pairs,
+        ),
         times=False,
-        name=values["name"],
-        contents=Contents(torch=values["torch"]),
+        name=settings.name if "name" in written else None,
+        contents=Contents(torch=settings.torch),
         reuses=True,
     )
     if not isinstance(graph, Family):
-        model_options.require_ranges(arguments.loss, arguments.instances)
+        model.require_ranges()
     with output.Bar() as bar:
-        ranges = model_options.ranges_of(arguments.loss, arguments.instances)
+        ranges = model.ranges
         if arguments.processors:
             result = build_for_processors(
                 graph,

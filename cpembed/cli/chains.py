@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpembed.cli import options, output
 
 if TYPE_CHECKING:
+    from cpembed.cli.build import BuildArguments
+    from cpembed.cli.kernels import RunArguments
     from cpembed.driver.chains import ChainResult, ChainRun
 
 
@@ -37,83 +38,64 @@ def solve_chain_command(
     return 0 if result.choice.candidates else output.INFEASIBLE
 
 
-def run_chain_command(
-    words: Sequence[str],
-    target: str,
-    *,
-    machine: str | None,
-    seed: int | None,
-    save: Path | None,
-    fuse: bool | None,
-    as_json: bool,
-) -> int:
+def run_chain_command(arguments: RunArguments) -> int:
     """Build, verify and print the kernel of a chain; return the exit code.
 
     Parameters
     ----------
-    words, target, machine, as_json
-        As in :func:`solve_chain_command`.
-    seed : int or None
-        Seed of the data.
-    save : Path or None
-        Folder for the kernel.
-    fuse : bool or None
-        One kernel, or one for each product; None for what is estimated to be faster.
+    arguments : RunArguments
+        Command line, whose words name a chain.
     """
     from cpembed.driver.chains import named_chain, run_chain
 
     options.refuse_others(
-        "a chain of products", "machine", "seed", "save", "fuse", "apart", "verbose"
+        "a chain of products", "machine", "seed", "save", "fuse", "separate", "verbose"
     )
-    chain = named_chain(words, target)
+    target, settings = arguments.target, arguments.settings
+    chain = named_chain(arguments.words, target)
     with output.ProgressLine() as progress:
         result = run_chain(
-            chain, target, machine=machine, seed=seed, save=save, fuse=fuse, progress=progress
+            chain,
+            target,
+            machine=settings.machine,
+            seed=settings.seed,
+            save=settings.save,
+            fuse=arguments.fusion.fused,
+            progress=progress,
         )
-    return _print_run(result, as_json=as_json)
+    return _print_run(result, as_json=arguments.as_json)
 
 
-def build_chain_command(
-    words: Sequence[str],
-    target: str,
-    folder: Path,
-    *,
-    name: str,
-    torch: bool,
-    machine: str | None,
-    fuse: bool | None,
-    as_json: bool,
-) -> int:
+def build_chain_command(arguments: BuildArguments, target: str) -> int:
     """Save the verified kernel of a chain and print what was verified; return the exit code.
+
+    The kernels, their files and a folder that holds them have the name of the library.
 
     Parameters
     ----------
-    words, target, machine, fuse, as_json
-        As in :func:`run_chain_command`.
-    folder : Path
-        Folder to write to.
-    name : str
-        Name of the kernels, of their files and of a folder below ``folder`` that holds them.
-    torch : bool
-        Write an operator of PyTorch too.
+    arguments : BuildArguments
+        Command line, whose words name a chain.
+    target : str
+        Name or file of the target.
     """
     from cpembed.driver.chains import build_chain, named_chain
 
     options.refuse_others(
-        "a chain of products", "machine", "folder", "name", "torch", "fuse", "apart", "verbose"
+        "a chain of products", "machine", "folder", "name", "torch", "fuse", "separate", "verbose"
     )
-    chain = named_chain(words, target)
+    settings = arguments.settings
+    chain = named_chain(arguments.words, target)
     with output.ProgressLine() as progress:
         result = build_chain(
             chain,
             target,
-            folder / name,
-            torch=torch,
-            machine=machine,
-            fuse=fuse,
+            arguments.folder / settings.name,
+            torch=settings.torch,
+            machine=settings.machine,
+            fuse=arguments.fusion.fused,
             progress=progress,
         )
-    return _print_run(result, as_json=as_json)
+    return _print_run(result, as_json=arguments.as_json)
 
 
 def _print_run(result: ChainRun | ChainResult, *, as_json: bool) -> int:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from cpembed.cli import model_options, options, worker_options
+from cpembed.cli import model_options, options
 from cpembed.cli.completion import suites, targets
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.output import INFEASIBLE, STOPPED, Bar, message, print_report
+from cpembed.cli.parameters import argument, on_command_line, options_of, subcommand
+from cpembed.cli.worker_options import WorkerOptions
+from cpembed.driver.options import REQUIRED, option
+from cpembed.exploration.options import ExploreOptions
 
 if TYPE_CHECKING:
-    from cpembed.exploration.costing import Method
     from cpembed.exploration.explore import Exploration, ExploreResult
     from cpembed.exploration.objectives import EvaluatedPoint
-    from cpembed.exploration.shapes.question import ShapeResult
 
 
 def _names(_context: click.Context, _option: click.Parameter, text: str | None) -> list[str] | None:
@@ -49,108 +51,35 @@ def _multiples(context: click.Context, option: click.Parameter, text: str) -> tu
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreArguments:
-    """Command line of ``cpembed explore``, without options that the library takes."""
+    """Command line of ``cpembed explore``."""
 
-    space: str
-    suite: str
-    shapes: dict[str, tuple[int, ...]]
-    method: Method
-    population: int | None
-    top: int | None
-    pick: int | None
-    save_target: Path | None
-    certificate: Path | None
-    plot: Path | None
-    page: Path | None
-    fresh: bool
-    as_json: bool
+    space: str = argument(metavar="SPACE.toml|TARGET")
+    suite: str = argument(metavar="SUITE|MODEL")
+    shapes: dict[str, tuple[int, ...]] = model_options.shapes_option()
+    settings: ExploreOptions = options_of(
+        ExploreOptions, changes={"objectives": {"callback": _names}}
+    )
+    processes: WorkerOptions = options_of(WorkerOptions)
+    top: int | None = option(None, "Print K rows of the front.", metavar="K", limits=(1, None))
+    pick: int | None = option(
+        None,
+        "Number of an evaluated point: print the program of each layer on it.",
+        metavar="NUMBER",
+        limits=(0, None),
+    )
+    save_target: Path | None = options.file_option(
+        "Write the machine of --pick, else the front's first, as a target."
+    )
+    certificate: Path | None = options.file_option("Write the fate of every point as JSON (exact).")
+    plot: Path | None = options.file_option("Draw the front into an SVG file.")
+    page: Path | None = options.file_option(
+        "Write an HTML page of the points: parameters, and each layer's time and mapping."
+    )
+    as_json: bool = options.json_option()
 
 
-@click.command("explore", cls=options.Subcommand)
-@click.argument("space", metavar="SPACE.toml|TARGET")
-@click.argument("suite", metavar="SUITE|MODEL")
-@model_options.shapes_option
-@click.option(
-    "--vary",
-    multiple=True,
-    metavar="KEY=VALUES",
-    help="A key of the target's file and its values, as in instruction.axes.x=8,16,32 or "
-    "memories.buffer.capacity_bytes=16KiB..256KiB*2; ranges are a..b, a..b+step and a..b*factor, "
-    "and absent removes the key. May be repeated.",
-)
-@click.option(
-    "--derive",
-    "derived",
-    multiple=True,
-    metavar="KEY=EXPRESSION",
-    help="A key that follows from others, as in machines.soc.compute.cycles=instruction.axes.x. "
-    "May be repeated.",
-)
-@click.option(
-    "--where",
-    multiple=True,
-    metavar="RELATION",
-    help="A relation that points have to satisfy, as in 'instruction.axes.x <= "
-    "instruction.axes.y'. May be repeated.",
-)
-@click.option("--machine", metavar="NAME", help="Machine of the target.  [default: the first one]")
-@click.option(
-    "--technology", metavar="NAME", help="Tables of the target's area and energy.  [default: 45nm]"
-)
-@options.constraints_option("Constraint set of the target's embeddings.  [default: its own]")
-@click.option("--layers", metavar="0,3,10-20", help="Only these layers of the suite.")
-@click.option(
-    "--method",
-    type=click.Choice(["exact", "gp", "tpe", "nsga2", "random"]),
-    default="exact",
-    show_default=True,
-    help="exact: every point is evaluated, or discarded by lower bounds, so that the front is "
-    "proven; the others propose points: gp by Gaussian processes, tpe by Parzen estimators, nsga2 "
-    "by a genetic algorithm.",
-)
-@options.integer_option(
-    "--trials", "Points that are evaluated, by methods that propose them.", default=40
-)
-@options.integer_option("--population", "Population of nsga2.  [default: 10]", smallest=2)
-@click.option(
-    "--objectives",
-    callback=_names,
-    metavar="NAMES",
-    help="Objectives to minimise, as a comma list: cycles, time, energy, area, power, edp, or "
-    "numbers that vary.  [default: those of the space, else cycles,energy,area; of a target "
-    "time,energy,area, or time without tables]",
-)
-@click.option(
-    "--limit",
-    "limits",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="The largest value of an objective, with its unit: power=2W, area=1.5mm2, energy=3mJ, "
-    "time=20ms, cycles=1e9. May be repeated.",
-)
-@options.seed_option("Seed of the method.")
-@options.timeout_option("Stop after S seconds and print the front so far.")
-@worker_options.workers_options
-@options.integer_option("--top", "Print K rows of the front.", metavar="K")
-@options.integer_option(
-    "--pick",
-    "Number of an evaluated point: print the program of each layer on it.",
-    smallest=0,
-    metavar="NUMBER",
-)
-@options.file_option(
-    "--save-target", "Write the machine of --pick, else the front's first, as a target."
-)
-@options.file_option("--certificate", "Write the fate of every point as JSON (exact).")
-@options.file_option("--plot", "Draw the front into an SVG file.")
-@options.file_option(
-    "--page", "Write an HTML page of the points: parameters, and each layer's time and mapping."
-)
-@click.option("--fresh", is_flag=True, help="Start over instead of using stored results.")
-@options.folder_option("--results", "Folder that keeps costs.  [default: the user's cache folder]")
-@options.json_option
-@options.pass_as(ExploreArguments)
-def explore_command(arguments: ExploreArguments, **values: Any) -> int:
+@subcommand("explore", ExploreArguments)
+def explore_command(arguments: ExploreArguments) -> int:
     """Find the machines of a space that are the best for the layers of SUITE.
 
     They are a front, since no machine is the best in every respect. The machines are those of a
@@ -166,28 +95,19 @@ def explore_command(arguments: ExploreArguments, **values: Any) -> int:
     cpembed explore gemm.toml resnet50 --method gp --trials 40 --objectives time,power,area
     """
     from cpembed.exploration.explore import open_exploration
-    from cpembed.exploration.sampled import POPULATION
 
     _check(arguments)
-    exploration = open_exploration(
-        arguments.space,
-        arguments.suite,
-        method=arguments.method,
-        shapes=arguments.shapes or None,
-        # None on the command line, so that --population with another method is noticed.
-        population=arguments.population or POPULATION,
-        fresh=arguments.fresh,
-        **values,
-    )
+    settings = replace(arguments.settings, shapes=arguments.shapes or None)
+    exploration = open_exploration(arguments.space, arguments.suite, settings)
 
     def interrupted() -> str:
         location = f"results are kept in {exploration.store.path}"
         # The same command with --fresh would begin by removing them.
-        fresh = " without --fresh" * arguments.fresh
+        fresh = " without --fresh" * settings.fresh
         return f"interrupted: {location}; the same command{fresh} continues"
 
     with Stop("evaluation", interrupted) as stop:
-        _run(exploration, stop)
+        _run(exploration, arguments.processes, stop)
     result = exploration.result()
     # Points that could not be evaluated are no reason to lose the others.
     for failure in result.failures:
@@ -212,8 +132,8 @@ def _check(arguments: ExploreArguments) -> None:
     """Raise errors early on options with which results cannot be written."""
     from cpembed.report.plots import require_matplotlib
 
-    method, problem = arguments.method, None
-    if arguments.population is not None and method != "nsga2":
+    method, problem = arguments.settings.method, None
+    if "population" in dict(on_command_line()) and method != "nsga2":
         problem = f"--population applies to nsga2, not to {method}: leave it out"
     elif arguments.certificate is not None and method != "exact":
         problem = f"--certificate applies to exact: {method} proves nothing"
@@ -223,8 +143,8 @@ def _check(arguments: ExploreArguments) -> None:
         require_matplotlib()
 
 
-def _run(exploration: Exploration, stop: Stop) -> None:
-    with worker_options.workers_of() as workers, Bar() as bar:
+def _run(exploration: Exploration, processes: WorkerOptions, stop: Stop) -> None:
+    with processes.open() as workers, Bar() as bar:
         steps = exploration.run(workers)
         for step in steps:
             bar.show(step.doing, often=True, total=step.total, completed=step.completed)
@@ -278,26 +198,95 @@ def _write(
 class ShapeArguments:
     """Command line of ``cpembed shape``."""
 
-    suite: str
-    macs: int
-    count: int
-    constraints: str | None
-    powers: bool
-    smallest: int
-    multiples: tuple[int, int, int]
-    dtypes: list[str] | None
-    target: str | None
-    machine: str | None
-    derived: tuple[str, ...]
-    packing: int | None
-    layouts: bool
-    buffer: int | None
-    total_macs: int | None
-    within: float | None
-    shapes: dict[str, tuple[int, ...]]
-    timeout: float | None
-    save: Path | None
-    as_json: bool
+    suite: str = argument(metavar="SUITE|MODEL", shell_complete=suites)
+    macs: int = option(
+        REQUIRED,
+        "Maximum number of multiply-accumulates of one execution: x*y*z.",
+        metavar="N",
+        limits=(1, None),
+    )
+    count: int = option(
+        1,
+        "Number of shapes to find; each layer uses its best one.",
+        flag="--shapes",
+        metavar="K",
+        limits=(1, None),
+    )
+    constraints: str | None = options.constraints_option(
+        "Constraint set of the embeddings.  [default: in_place_padded]"
+    )
+    powers: bool = option(False, "Only extents that are powers of two.")
+    smallest: int = option(1, "Minimum extent.", metavar="N", limits=(1, None))
+    multiples: tuple[int, int, int] = option(
+        "1",
+        "Only extents that are multiples of N.",
+        flag="--multiple",
+        metavar="N|X,Y,Z|x=N,y=N",
+        callback=_multiples,
+        show_default=False,
+    )
+    dtypes: list[str] | None = option(
+        None,
+        "Element types of the operands, which --buffer and --packing count.  "
+        "[default: int8,int8,int32, or the target's]",
+        metavar="A,B,C",
+        callback=_names,
+    )
+    target: str | None = option(
+        None,
+        "Compare by time on this target's machine, whose instruction has each shape in turn.",
+        metavar="NAME|FILE",
+        shell_complete=targets,
+    )
+    machine: str | None = option(
+        None, "Machine of --target.  [default: the first one]", metavar="NAME"
+    )
+    derived: tuple[str, ...] = option(
+        (),
+        "A key of --target that follows from the shape, as in machines.soc.compute.cycles=x. May "
+        "be repeated.",
+        flag="--derive",
+        metavar="KEY=EXPRESSION",
+        multiple=True,
+    )
+    packing: int | None = option(
+        None,
+        "Count packing: BYTES that it copies cost as much as an execution.  [default: not counted]",
+        metavar="BYTES",
+        limits=(1, None),
+    )
+    layouts: bool = option(
+        False,
+        "With --packing and a MODEL: tensors stay packed between layers, and only copies from one "
+        "layout to another count.",
+    )
+    buffer: int | None = option(
+        None,
+        "Maximum size of the tiles of a shape's operands.",
+        metavar="BYTES",
+        limits=(1, None),
+    )
+    total_macs: int | None = option(
+        None,
+        "Maximum number of multiply-accumulates of all shapes together.",
+        metavar="N",
+        limits=(1, None),
+    )
+    within: float | None = option(
+        None,
+        "List all shapes, or sets of shapes, that cost at most PERCENT more than the best.",
+        metavar="PERCENT",
+        type=click.FloatRange(min=0, max=1000),
+    )
+    shapes: dict[str, tuple[int, ...]] = model_options.shapes_option()
+    timeout: float | None = options.timeout_option(
+        "Stop after S seconds and print the best shapes so far, with the gap."
+    )
+    save: Path | None = options.file_option(
+        "Write the shapes as targets: FILE, or FILE_<shape>.toml if several."
+    )
+    processes: WorkerOptions = options_of(WorkerOptions)
+    as_json: bool = options.json_option()
 
 
 def _check_shape(arguments: ShapeArguments) -> None:
@@ -323,91 +312,7 @@ def _check_shape(arguments: ShapeArguments) -> None:
         raise click.UsageError(problem, click.get_current_context())
 
 
-def _save_shapes(path: Path, result: ShapeResult) -> list[Path]:
-    from cpembed.exploration.shapes.shape import save, save_texts
-
-    question, shapes = result.question, result.shapes
-    if question.cost.machine is not None:
-        return save_texts(path, shapes, [question.cost.machine.text(shape) for shape in shapes])
-    return save(path, shapes, question.constraints.name, question.spec)
-
-
-@click.command("shape", cls=options.Subcommand)
-@click.argument("suite", metavar="SUITE|MODEL", shell_complete=suites)
-@options.integer_option(
-    "--macs", "Maximum number of multiply-accumulates of one execution: x*y*z.", required=True
-)
-@options.integer_option(
-    "--shapes",
-    "Number of shapes to find; each layer uses its best one.",
-    field="count",
-    default=1,
-    metavar="K",
-)
-@options.constraints_option("Constraint set of the embeddings.  [default: in_place_padded]")
-@click.option("--powers", is_flag=True, help="Only extents that are powers of two.")
-@options.integer_option("--smallest", "Minimum extent.", default=1)
-@click.option(
-    "--multiple",
-    "multiples",
-    callback=_multiples,
-    default="1",
-    metavar="N|X,Y,Z|x=N,y=N",
-    help="Only extents that are multiples of N.",
-)
-@click.option(
-    "--dtypes",
-    callback=_names,
-    metavar="A,B,C",
-    help="Element types of the operands, which --buffer and --packing count.  "
-    "[default: int8,int8,int32, or the target's]",
-)
-@click.option(
-    "--target",
-    metavar="NAME|FILE",
-    shell_complete=targets,
-    help="Compare by time on this target's machine, whose instruction has each shape in turn.",
-)
-@click.option("--machine", metavar="NAME", help="Machine of --target.  [default: the first one]")
-@click.option(
-    "--derive",
-    "derived",
-    multiple=True,
-    metavar="KEY=EXPRESSION",
-    help="A key of --target that follows from the shape, as in machines.soc.compute.cycles=x. May "
-    "be repeated.",
-)
-@options.integer_option(
-    "--packing",
-    "Count packing: BYTES that it copies cost as much as an execution.  [default: not counted]",
-    metavar="BYTES",
-)
-@click.option(
-    "--layouts",
-    is_flag=True,
-    help="With --packing and a MODEL: tensors stay packed between layers, and only copies from one "
-    "layout to another count.",
-)
-@options.integer_option(
-    "--buffer", "Maximum size of the tiles of a shape's operands.", metavar="BYTES"
-)
-@options.integer_option(
-    "--total-macs", "Maximum number of multiply-accumulates of all shapes together."
-)
-@click.option(
-    "--within",
-    type=click.FloatRange(min=0, max=1000),
-    metavar="PERCENT",
-    help="List all shapes, or sets of shapes, that cost at most PERCENT more than the best.",
-)
-@model_options.shapes_option
-@options.timeout_option("Stop after S seconds and print the best shapes so far, with the gap.")
-@options.file_option(
-    "--save", "Write the shapes as targets: FILE, or FILE_<shape>.toml if several."
-)
-@worker_options.workers_options
-@options.json_option
-@options.pass_as(ShapeArguments)
+@subcommand("shape", ShapeArguments)
 def shape_command(arguments: ShapeArguments) -> int:
     """Find the shape of a matrix-product instruction that computes SUITE in the fewest executions.
 
@@ -423,12 +328,12 @@ def shape_command(arguments: ShapeArguments) -> int:
     cpembed shape resnet18 --macs 1024 --multiple 8 --target my.toml --within 5
     """
     _check_shape(arguments)
-    with worker_options.workers_of() as executing:
+    with arguments.processes.open() as executing:
         # After the processes have started, which load the same meanwhile.
         from cpembed.embedding.constraint_set import load_constraint_set
         from cpembed.exploration.shapes.finding import find_shapes
         from cpembed.exploration.shapes.question import DEFAULT_SET, Question
-        from cpembed.exploration.shapes.shape import Cost, Model, Scope
+        from cpembed.exploration.shapes.shape import Cost, Model, Scope, save
         from cpembed.exploration.shapes.timed import open_timed
 
         machine, constraints = None, arguments.constraints
@@ -458,10 +363,11 @@ def shape_command(arguments: ShapeArguments) -> int:
             def progress(text: str, completed: int, total: int) -> None:
                 bar.show(text, often=True, completed=completed, total=total)
 
-            model = Model(arguments.suite, inputs=arguments.shapes or None)
+            model = Model(arguments.suite, arguments.shapes or None)
             result = find_shapes(model, question, executing, progress)
     if arguments.save is not None and result.shapes:
-        for file in _save_shapes(arguments.save, result):
+        texts = {shape: question.target_text(shape) for shape in result.shapes}
+        for file in save(arguments.save, texts):
             message(f"target {file}")
     code = 0
     if not result.shapes:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from cpembed.cli import options, output
 from cpembed.cli.completion import targets
+from cpembed.cli.parameters import argument, subcommand
+from cpembed.driver.options import REQUIRED, option
 
 
 def _extents(
@@ -24,90 +27,64 @@ def _extents(
     return extents
 
 
-@click.command("fuse", cls=options.Subcommand)
-@click.argument("path", metavar="BLOCK.toml", type=click.Path(path_type=Path))
-@click.option(
-    "--target",
-    "names",
-    required=True,
-    multiple=True,
-    shell_complete=targets,
-    metavar="NAME|FILE",
-    help="Target with a machine. May be repeated for further instructions of the machine: each "
-    "operator is computed by the first one that fits it.",
-)
-@click.option("--machine", metavar="NAME", help="Machine of the targets.  [default: the first one]")
-@click.option(
-    "--objective",
-    type=click.Choice(["cycles", "bytes", "energy"]),
-    default="cycles",
-    show_default=True,
-    help="What the schedule is to have the least of; bytes are those to and from main memory.",
-)
-@click.option(
-    "--set",
-    "extents",
-    multiple=True,
-    callback=_extents,
-    metavar="AXIS=EXTENT",
-    help="Extent that replaces that of the file. May be repeated.",
-)
-@options.constraints_option("Constraint set of the embeddings.  [default: each target's own]")
-@options.timeout_option("Time after which no further schedule is tried, in seconds.")
-@options.json_option
-def fuse_command(
-    *,
-    path: Path,
-    names: tuple[str, ...],
-    machine: str | None,
-    objective: str,
-    extents: dict[str, int],
-    constraints: str | None,
-    timeout: float | None,
-    as_json: bool,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class FuseArguments:
+    """Command line of ``cpembed fuse``."""
+
+    path: Path = argument(metavar="BLOCK.toml", type=click.Path(path_type=Path))
+    targets: tuple[str, ...] = option(
+        REQUIRED,
+        "Target with a machine. May be repeated for further instructions of the machine: each "
+        "operator is computed by the first one that fits it.",
+        flag="--target",
+        metavar="NAME|FILE",
+        multiple=True,
+        shell_complete=targets,
+    )
+    machine: str | None = option(
+        None, "Machine of the targets.  [default: the first one]", metavar="NAME"
+    )
+    objective: str = option(
+        "cycles",
+        "What the schedule is to have the least of; bytes are those to and from main memory.",
+        choices=("cycles", "bytes", "energy"),
+    )
+    extents: dict[str, int] = option(
+        (),
+        "Extent that replaces that of the file. May be repeated.",
+        flag="--set",
+        metavar="AXIS=EXTENT",
+        multiple=True,
+        callback=_extents,
+    )
+    constraints: str | None = options.constraints_option(
+        "Constraint set of the embeddings.  [default: each target's own]"
+    )
+    timeout: float | None = options.timeout_option(
+        "Time after which no further schedule is tried, in seconds."
+    )
+    as_json: bool = options.json_option()
+
+
+@subcommand("fuse", FuseArguments)
+def fuse_command(arguments: FuseArguments) -> int:
     """Schedule a block of operators on a described machine.
 
     Intermediates stay in the memory next to main memory, in tiles of loops that several operators
     share, where that costs less. The file is described in docs/fusion.md.
 
     cpembed fuse block.toml --target npu.toml --target npu_vector.toml --objective energy
-    \f
-
-    Parameters
-    ----------
-    path : Path
-        File of the block.
-    names : tuple of str
-        Names or files of the targets.
-    machine : str or None
-        Machine of the targets; None for the first one.
-    objective : str
-        ``cycles``, ``bytes`` or ``energy``.
-    extents : dict of str to int
-        Extents that replace those of the file, by axis.
-    constraints : str or None
-        Constraint set of the embeddings; None for each target's own.
-    timeout : float or None
-        Seconds after which no further schedule is tried; None for no limit.
-    as_json : bool
-        True to print the document.
-
-    Returns
-    -------
-    int
-        Exit code.
     """
     from cpembed.driver.fusion import fuse_block, read_block
     from cpembed.report.fusion import fusion_report
 
     result = fuse_block(
-        read_block(path, extents),
-        names,
-        objective=objective,
-        machine=machine,
-        constraints=constraints,
-        seconds=timeout,
+        read_block(arguments.path, arguments.extents),
+        arguments.targets,
+        objective=arguments.objective,
+        machine=arguments.machine,
+        constraints=arguments.constraints,
+        seconds=arguments.timeout,
     )
-    output.print_report(result, lambda: fusion_report(result), as_json=as_json)
+    output.print_report(result, lambda: fusion_report(result), as_json=arguments.as_json)
     return 0

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from cpembed.cli import options, output, worker_options
+from cpembed.cli import options, output
 from cpembed.cli.interrupt import INTERRUPTED, Stop
-from cpembed.driver.options import RunOptions, TuneOptions
+from cpembed.cli.parameters import options_of, subcommand
+from cpembed.cli.worker_options import WorkerOptions
+from cpembed.driver.options import RunOptions, TuneOptions, option
 
 if TYPE_CHECKING:
     from cpembed.driver.tune import OpenTuning
     from cpembed.runtime.cluster import Workers
 
 
-@click.command("run", cls=options.Subcommand)
-@options.workload_argument()
-@options.target_option()
-@options.library_options(
-    RunOptions,
-    leave_out=["search"],
-    defaults={"seed": None},
-    texts={"seed": "Seed of the data and of the search.  [default: fresh data]"},
-)
-@options.fuse_option()
-@options.threads_option()
-@options.verbose_option
-@options.json_option
-def run_command(
-    *,
-    words: tuple[str, ...],
-    target: str,
-    fuse: bool | None,
-    threads: int | None,
-    verbose: bool,
-    as_json: bool,
-    **values: Any,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class RunArguments:
+    """Command line of ``cpembed run``."""
+
+    words: tuple[str, ...] = options.workload_words()
+    target: str = options.target_option()
+    settings: RunOptions = options_of(
+        RunOptions,
+        leave_out=["search"],
+        changes={
+            "seed": {
+                "default": None,
+                "help": "Seed of the data and of the search.  [default: fresh data]",
+            }
+        },
+    )
+    fusion: options.FusionOptions = options_of(options.FusionOptions)
+    threads: int | None = options.threads_option()
+    verbose: bool = options.verbose_option()
+    as_json: bool = options.json_option()
+
+
+@subcommand("run", RunArguments)
+def run_command(arguments: RunArguments) -> int:
     """Generate the kernel of a candidate, verify its numbers against a reference, and time it.
 
     On a simulated target cycles are counted, and packing is measured on this machine. The result of
@@ -53,43 +56,35 @@ def run_command(
     """
     from cpembed.hw.isa_reader import names_instruction_set
 
+    words, target, settings = arguments.words, arguments.target, arguments.settings
     if names_instruction_set(target):
         from cpembed.cli.accelerator_models import run_on_accelerator
 
-        return run_on_accelerator(words, target, values["seed"] or 0, as_json=as_json)
+        return run_on_accelerator(words, target, settings.seed or 0, as_json=arguments.as_json)
     from cpembed.workloads.chain_families import names_chain
 
     if names_chain(words):
         from cpembed.cli.chains import run_chain_command
 
-        return run_chain_command(
-            words,
-            target,
-            machine=values["machine"],
-            seed=values["seed"],
-            save=values["save"],
-            fuse=fuse,
-            as_json=as_json,
-        )
-    options.require_no_fusion(fuse)
-    options.use_threads(threads)
+        return run_chain_command(arguments)
+    arguments.fusion.require_none()
+    options.use_threads(arguments.threads)
     from cpembed.driver.gradients import names_gradient
 
     if names_gradient(words):
         from cpembed.cli.gradients import run_gradient_command
 
-        return run_gradient_command(words, target, values, as_json=as_json)
+        return run_gradient_command(arguments)
     from cpembed.driver.result import SolveResult
     from cpembed.driver.run import run
 
-    settings = options.options_from(RunOptions, values)
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
     resolved = options.subject(words, target, settings)
-    options.require_threads_apply(threads, resolved.target, settings.backend)
+    options.require_threads_apply(arguments.threads, resolved.target, settings.backend)
     with output.ProgressLine() as progress:
         result = run(resolved.workload, resolved.target, resolved.options, progress=progress)
     if isinstance(result, SolveResult):
-        return output.print_solved(result, as_json=as_json, verbose=verbose)
+        return output.print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
     # Messages come first: a reader of stdout may leave while the result is printed.
     output.print_notes(result.solved)
     # Portable code leaves the unit idle altogether.
@@ -99,31 +94,30 @@ def run_command(
     code = output.print_missing(result.missing, settings.backend, consequence)
     from cpembed.report.run import report
 
-    output.print_report(result, lambda: report(result, verbose=verbose), as_json=as_json)
+    output.print_report(
+        result, lambda: report(result, verbose=arguments.verbose), as_json=arguments.as_json
+    )
     return code
 
 
-@click.command("layouts", cls=options.Subcommand)
-@options.workload_argument()
-@options.target_option()
-@click.option(
-    "--measure",
-    is_flag=True,
-    help="Build, verify and time a kernel for each layout, or simulate it; otherwise times are "
-    "estimates.",
-)
-@options.timeout_option("Stop each search after S seconds.")
-@options.threads_option("the kernels")
-@options.json_option
-def layouts_command(
-    *,
-    words: tuple[str, ...],
-    target: str,
-    measure: bool,
-    timeout: float | None,
-    threads: int | None,
-    as_json: bool,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class LayoutsArguments:
+    """Command line of ``cpembed layouts``."""
+
+    words: tuple[str, ...] = options.workload_words()
+    target: str = options.target_option()
+    measure: bool = option(
+        False,
+        "Build, verify and time a kernel for each layout, or simulate it; otherwise times are "
+        "estimates.",
+    )
+    timeout: float | None = options.timeout_option("Stop each search after S seconds.")
+    threads: int | None = options.threads_option("the kernels")
+    as_json: bool = options.json_option()
+
+
+@subcommand("layouts", LayoutsArguments)
+def layouts_command(arguments: LayoutsArguments) -> int:
     """Compare the layouts of WORKLOAD's tensors.
 
     Images have channels first, last or in blocks; matrices are as they are or transposed. Packing
@@ -132,14 +126,20 @@ def layouts_command(
     cpembed layouts conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target avx512_vnni
     cpembed layouts gemm m=64 n=64 k=256 --target avx512_vnni --measure
     """
-    options.use_threads(threads)
+    options.use_threads(arguments.threads)
     from cpembed.driver.layouts import compare_layouts
 
     with output.Bar() as bar:
-        result = compare_layouts(words, target, measures=measure, timeout=timeout, progress=bar)
+        result = compare_layouts(
+            arguments.words,
+            arguments.target,
+            measures=arguments.measure,
+            timeout=arguments.timeout,
+            progress=bar,
+        )
     from cpembed.report.run import layouts_report
 
-    output.print_report(result, lambda: layouts_report(result), as_json=as_json)
+    output.print_report(result, lambda: layouts_report(result), as_json=arguments.as_json)
     # One layout that fits is a result: others may be impossible for the instruction.
     return 0 if any(row.embedding is not None for row in result.rows) else output.INFEASIBLE
 
@@ -147,33 +147,32 @@ def layouts_command(
 # -- tuning ---------------------------------------------------------------------------------------
 
 
-@click.command("tune", cls=options.Subcommand)
-@options.workload_argument(required=False)
-@options.target_option(required=False)
-@options.library_options(
-    TuneOptions, leave_out=["weights", "search"], texts={"seed": "Seed of the search."}
-)
-@options.threads_option()
-@worker_options.workers_options
-@click.option("--show", is_flag=True, help="Tune nothing: list the results of WORKLOAD, or all.")
-@click.option(
-    "--results",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Tune nothing: take the times in results.json, which the programs of `bench --pack` wrote "
-    "on a machine with a GPU.",
-)
-@options.json_option
-def tune_command(
-    *,
-    words: tuple[str, ...],
-    target: str | None,
-    threads: int | None,
-    show: bool,
-    results: Path | None,
-    as_json: bool,
-    **values: Any,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class TuneArguments:
+    """Command line of ``cpembed tune``."""
+
+    words: tuple[str, ...] = options.workload_words(required=False)
+    target: str | None = options.target_option(required=False)
+    settings: TuneOptions = options_of(
+        TuneOptions,
+        leave_out=["weights", "search"],
+        changes={"seed": {"help": "Seed of the search."}},
+    )
+    threads: int | None = options.threads_option()
+    processes: WorkerOptions = options_of(WorkerOptions)
+    show: bool = option(False, "Tune nothing: list the results of WORKLOAD, or all.")
+    results: Path | None = option(
+        None,
+        "Tune nothing: take the times in results.json, which the programs of `bench --pack` wrote "
+        "on a machine with a GPU.",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+    )
+    as_json: bool = options.json_option()
+
+
+@subcommand("tune", TuneArguments)
+def tune_command(arguments: TuneArguments) -> int:
     """Find the fastest embedding and schedule of a workload, and keep them.
 
     They are compared by simulated cycles, or by times measured here. `run` and `bench` use the
@@ -185,15 +184,15 @@ def tune_command(
     cpembed tune --show
     cpembed tune --results layers/results/results.json
     """
-    options.use_threads(threads)
-    settings = options.options_from(TuneOptions, values)
-    if results is not None:
-        if words or target is not None or show:
+    options.use_threads(arguments.threads)
+    words, target, settings = arguments.words, arguments.target, arguments.settings
+    if arguments.results is not None:
+        if words or target is not None or arguments.show:
             problem = "--results takes the layers of the file: no WORKLOAD, --target or --show"
             raise click.UsageError(problem, click.get_current_context())
-        return _import_results(results, settings.database, as_json=as_json)
-    if show:
-        return _show_records(words, target, settings.database, as_json=as_json)
+        return _import_results(arguments.results, settings.database, as_json=arguments.as_json)
+    if arguments.show:
+        return _show_records(words, target, settings.database, as_json=arguments.as_json)
     if not words or target is None:
         missing = "'WORKLOAD...'" if not words else "'--target'"
         raise click.UsageError(
@@ -210,8 +209,8 @@ def tune_command(
     require_tunable(resolved.target)
     if settings.constraints is None:
         resolved = replace(resolved, options=settings)
-    with worker_options.workers_of() as executing:
-        return _tune(resolved, executing, as_json=as_json)
+    with arguments.processes.open() as executing:
+        return _tune(resolved, executing, as_json=arguments.as_json)
 
 
 def _tune(resolved: options.Subject, workers: Workers, *, as_json: bool) -> int:

@@ -5,43 +5,44 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cpembed.cli.completion import targets
-from cpembed.cli.options import combined
+from cpembed.cli.parameters import argument
+from cpembed.driver.options import option
 
 if TYPE_CHECKING:
     from cpembed.network.family import Ranges
 
-_UNITS = (
-    "Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: all instructions of "
-    "this processor, each product on the fastest."
-)
 
-units_option = click.option(
-    "--target",
-    default="native",
-    show_default=True,
-    shell_complete=targets,
-    metavar="NAME|FILE",
-    help=_UNITS,
-)
-"""Option for the units that compute a network's products."""
+def units_option(*, several: bool = False) -> Any:
+    """Declare the option ``--target`` for the units that compute a network's products.
 
-network_targets_option = click.option(
-    "--target",
-    "targets",
-    default=("native",),
-    show_default="native",
-    multiple=True,
-    shell_complete=targets,
-    metavar="NAME|FILE",
-    help=f"{_UNITS} May be repeated: the targets are then shown side by side.",
-)
-"""Option for the units of several versions of a network."""
+    Parameters
+    ----------
+    several : bool, default False
+        True for several versions of the network.
+    """
+    text = (
+        "Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: all "
+        "instructions of this processor, each product on the fastest."
+    )
+    if not several:
+        return option("native", text, metavar="NAME|FILE", shell_complete=targets)
+    return option(
+        ("native",),
+        f"{text} May be repeated: the targets are then shown side by side.",
+        flag="--target",
+        metavar="NAME|FILE",
+        multiple=True,
+        show_default="native",
+        shell_complete=targets,
+    )
+
 
 FLOAT_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 """Element types of float products by their names in ``--float``."""
@@ -53,25 +54,27 @@ def _float_type(ctx: click.Context, param: click.Parameter, name: str | None) ->
     return None if name is None else FLOAT_TYPES[name]
 
 
-float_option = click.option(
-    "--float",
-    "float_type",
-    type=click.Choice(list(FLOAT_TYPES)),
-    callback=_float_type,
-    help="Element type of the factors of float products; sums are float32.  [default: bf16 or f16 "
-    "if the named target multiplies it, else f32]",
-)
-"""Option for the element type of the factors of float products."""
+def float_option() -> Any:
+    """Declare the option for the element type of the factors of float products."""
+    return option(
+        None,
+        "Element type of the factors of float products; sums are float32.  [default: bf16 or f16 "
+        "if the named target multiplies it, else f32]",
+        flag="--float",
+        choices=tuple(FLOAT_TYPES),
+        callback=_float_type,
+    )
 
-pairs_option = click.option(
-    "--pairs",
-    type=click.Choice(["auto", "always", "never"]),
-    default="auto",
-    show_default=True,
-    help="Compute a convolution and what reads its rows, a pointwise convolution or pooling, in "
-    "one kernel: where that is faster by the costs, wherever it is possible, or nowhere.",
-)
-"""Option for pairs of operators in one kernel."""
+
+def pairs_option() -> Any:
+    """Declare the option for pairs of operators in one kernel."""
+    return option(
+        "auto",
+        "Compute a convolution and what reads its rows, a pointwise convolution or pooling, in "
+        "one kernel: where that is faster by the costs, wherever it is possible, or nowhere.",
+        choices=("auto", "always", "never"),
+    )
+
 
 Sizes = dict[str, tuple["int | range", ...]]
 """Sizes of each input, or of an open dimension, as ``--shape`` states them."""
@@ -171,36 +174,16 @@ def _constants(
     return constants
 
 
-constants_option = click.option(
-    "--set",
-    "constants",
-    multiple=True,
-    callback=_constants,
-    metavar="NAME=VALUE",
-    help="Bind an input to a constant, as in sr=16000, lengths=3,4, on=true or table=FILE.npy: it "
-    "is no input any more, and branches that it decides disappear. May be repeated.",
+_OPEN = (
+    "Sizes of an input that the model leaves open, as in input=1,3,224,224, of one of its axes, as "
+    "in input:0=1, or of an open dimension, as in batch=4"
 )
 
-shapes_option = click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    callback=_shapes,
-    metavar="NAME=SIZES",
-    help="Sizes of an input that the model leaves open, as in input=1,3,224,224, of one of its "
-    "axes, as in input:0=1, or of an open dimension, as in batch=4. May be repeated.",
-)
 
-open_shapes_option = click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    callback=_open_shapes,
-    metavar="NAME=SIZES",
-    help="Sizes of an input that the model leaves open, as in input=1,3,224,224, of one of its "
-    "axes, as in input:0=1, or of an open dimension, as in batch=4; a range, as in batch=1..16 or "
-    "input=1..16,3,224,224, makes one library for all of its sizes. May be repeated.",
-)
+def shapes_option() -> Any:
+    """Declare the option for sizes that a model leaves open."""
+    text = f"{_OPEN}. May be repeated."
+    return option((), text, flag="--shape", metavar="NAME=SIZES", multiple=True, callback=_shapes)
 
 
 def _names(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -218,17 +201,18 @@ def _processors(
     return tuple(dict.fromkeys(_names(ctx, param, texts)))
 
 
-processors_option = click.option(
-    "--cpu",
-    "processors",
-    multiple=True,
-    callback=_processors,
-    metavar="NAME[,NAME]",
-    help="Build for another processor than this machine's, by LLVM's name (see "
-    "`cpembed processors`). With several names a library holds a variant for each, and runs the "
-    "best that the processor supports.  [default: this machine's]",
-)
-"""Option for the processors of a library."""
+def processors_option() -> Any:
+    """Declare the option for the processors of a library."""
+    return option(
+        (),
+        "Build for another processor than this machine's, by LLVM's name (see "
+        "`cpembed processors`). With several names a library holds a variant for each, and runs "
+        "the best that the processor supports.  [default: this machine's]",
+        flag="--cpu",
+        metavar="NAME[,NAME]",
+        multiple=True,
+        callback=_processors,
+    )
 
 
 def _processor(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
@@ -238,66 +222,96 @@ def _processor(ctx: click.Context, param: click.Parameter, name: str | None) -> 
     return name
 
 
-processor_option = click.option(
-    "--cpu",
-    "processor",
-    callback=_processor,
-    metavar="NAME",
-    help="Plan for another processor than this machine's, by LLVM's name (see "
-    "`cpembed processors`).  [default: this machine's]",
-)
-"""Option for the processor of a plan."""
+def processor_option() -> Any:
+    """Declare the option for the processor of a plan."""
+    return option(
+        None,
+        "Plan for another processor than this machine's, by LLVM's name (see "
+        "`cpembed processors`).  [default: this machine's]",
+        flag="--cpu",
+        metavar="NAME",
+        callback=_processor,
+    )
 
-outputs_option = click.option(
-    "--outputs",
-    multiple=True,
-    callback=_names,
-    metavar="NAME[,NAME]",
-    help="Compute these tensors of the model, intermediate ones too, instead of its outputs: "
-    "operators that they do not need are left out.  [default: the model's outputs]",
-)
 
-_path_argument = click.argument(
-    "model", type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+def model_argument() -> Any:
+    """Declare the argument of a model's file."""
+    return argument(type=click.Path(exists=True, dir_okay=False, path_type=Path))
 
-model_argument = combined(_path_argument, shapes_option, constants_option, outputs_option)
-"""Argument of a model file, with options for sizes that it leaves open and for its outputs."""
 
-ranges_options = combined(
-    open_shapes_option,
-    constants_option,
-    outputs_option,
-    click.option(
-        "--loss",
-        type=click.FloatRange(min=1, min_open=True),
+def constants_option() -> Any:
+    """Declare the option for inputs that are constants."""
+    return option(
+        (),
+        "Bind an input to a constant, as in sr=16000, lengths=3,4, on=true or table=FILE.npy: it "
+        "is no input any more, and branches that it decides disappear. May be repeated.",
+        flag="--set",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_constants,
+    )
+
+
+def outputs_option() -> Any:
+    """Declare the option for the tensors that are computed."""
+    return option(
+        (),
+        "Compute these tensors of the model, intermediate ones too, instead of its outputs: "
+        "operators that they do not need are left out.  [default: the model's outputs]",
+        metavar="NAME[,NAME]",
+        multiple=True,
+        callback=_names,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of a model: sizes that it leaves open, constants, and its outputs."""
+
+    shapes: dict[str, tuple[int, ...]] = shapes_option()
+    constants: dict[str, Any] = constants_option()
+    outputs: tuple[str, ...] = outputs_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenModelOptions:
+    """Options of a model whose sizes may be ranges."""
+
+    shapes: Sizes = option(
+        (),
+        f"{_OPEN}; a range, as in batch=1..16 or input=1..16,3,224,224, makes one library for all "
+        "of its sizes. May be repeated.",
+        flag="--shape",
+        metavar="NAME=SIZES",
+        multiple=True,
+        callback=_open_shapes,
+    )
+    constants: dict[str, Any] = constants_option()
+    outputs: tuple[str, ...] = outputs_option()
+    loss: float | None = option(
+        None,
+        "With ranges of sizes: add kernels for further sizes until no run is predicted to take X "
+        "times as long as with a library for its size.  [default: 1.15]",
         metavar="X",
-        help="With ranges of sizes: add kernels for further sizes until no run is predicted to "
-        "take X times as long as with a library for its size.  [default: 1.15]",
-    ),
-    click.option(
-        "--instances",
-        type=click.IntRange(min=1),
+        limits=(1, None),
+    )
+    instances: int | None = option(
+        None,
+        "With ranges of sizes: add kernels for at most N sizes.  [default: 24]",
         metavar="N",
-        help="With ranges of sizes: add kernels for at most N sizes.  [default: 24]",
-    ),
-)
-"""Options of libraries whose sizes may be ranges."""
+        limits=(1, None),
+    )
 
-open_model_argument = combined(_path_argument, ranges_options)
-"""Argument of a model file whose sizes may be ranges."""
+    def require_ranges(self) -> None:
+        """Raise a usage error for an option of ranges where no size is one."""
+        for name, value in (("--loss", self.loss), ("--instances", self.instances)):
+            if value is not None:
+                raise click.UsageError(f"{name} applies to ranges of sizes: give one with --shape")
 
+    @property
+    def ranges(self) -> Ranges:
+        """Limits on the loss of a library for ranges, and on the number of its sizes."""
+        from cpembed.network.family import Ranges
 
-def require_ranges(loss: float | None, instances: int | None) -> None:
-    """Raise a usage error for an option of ranges where no size is one."""
-    for name, value in (("--loss", loss), ("--instances", instances)):
-        if value is not None:
-            raise click.UsageError(f"{name} applies to ranges of sizes: give one with --shape")
-
-
-def ranges_of(loss: float | None, instances: int | None) -> Ranges:
-    """Return how close a library for ranges is to be to one for each size."""
-    from cpembed.network.family import Ranges
-
-    default = Ranges()
-    return Ranges(loss or default.loss, instances or default.instances)
+        default = Ranges()
+        return Ranges(self.loss or default.loss, self.instances or default.instances)

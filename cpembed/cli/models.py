@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpembed.cli import model_options, options, output
-from cpembed.driver.options import METHODS, MethodName
+from cpembed.cli.parameters import options_of, subcommand
+from cpembed.driver.options import METHODS, MethodName, option
 from cpembed.files import write_whole
 
 if TYPE_CHECKING:
@@ -35,43 +36,29 @@ WRONG = 1
 class MatchArguments:
     """Command line of ``cpembed match``."""
 
-    model: Path
-    shapes: dict[str, tuple[int, ...]]
-    outputs: tuple[str, ...]
-    constants: dict[str, Any]
-    targets: tuple[str, ...]
-    processor: str | None
-    float_type: FloatType | None
-    alternatives: bool
-    pairs: PairPolicy
-    layout: ImageLayout | None
-    timeout: float
-    as_json: bool
+    model: Path = model_options.model_argument()
+    reading: model_options.ModelOptions = options_of(model_options.ModelOptions)
+    targets: tuple[str, ...] = model_options.units_option(several=True)
+    processor: str | None = model_options.processor_option()
+    float_type: FloatType | None = model_options.float_option()
+    alternatives: bool = option(
+        True,
+        "Leave what a named target does not compute, or where it is mostly idle, to the "
+        "alternatives that its file names and to other units of its processor.",
+        flag="--alternatives/--no-alternatives",
+    )
+    pairs: PairPolicy = model_options.pairs_option()
+    layout: ImageLayout | None = option(
+        None,
+        "Layout of the images of convolutions in main memory, on targets that are searched "
+        "product by product.  [default: that in which they run a network]",
+        choices=("NCHW", "NHWC"),
+    )
+    timeout: float = options.timeout_option("Stop each search after S seconds.", SECONDS)
+    as_json: bool = options.json_option()
 
 
-@click.command("match", cls=options.Subcommand)
-@model_options.model_argument
-@model_options.network_targets_option
-@model_options.processor_option
-@model_options.float_option
-@click.option(
-    "--alternatives/--no-alternatives",
-    default=True,
-    show_default=True,
-    help="Leave what a named target does not compute, or where it is mostly idle, to the "
-    "alternatives that its file names and to other units of its processor.",
-)
-@model_options.pairs_option
-@click.option(
-    "--layout",
-    type=click.Choice(["NCHW", "NHWC"]),
-    default=None,
-    help="Layout of the images of convolutions in main memory, on targets that are searched "
-    "product by product.  [default: that in which they run a network]",
-)
-@options.timeout_option("Stop each search after S seconds.", SECONDS)
-@options.json_option
-@options.pass_as(MatchArguments)
+@subcommand("match", MatchArguments)
 def match_command(arguments: MatchArguments) -> int:
     """Show which instruction computes each operator of MODEL, as `cpembed network` would.
 
@@ -105,9 +92,9 @@ def match_command(arguments: MatchArguments) -> int:
         names = options.distinct(arguments.targets, as_units=True)
         graph = load_model(
             arguments.model,
-            arguments.shapes or None,
-            arguments.outputs,
-            constants=arguments.constants,
+            arguments.reading.shapes or None,
+            arguments.reading.outputs,
+            constants=arguments.reading.constants,
         )
         result = match(
             graph,
@@ -129,95 +116,65 @@ def match_command(arguments: MatchArguments) -> int:
 class NetworkArguments:
     """Command line of ``cpembed network``."""
 
-    model: Path
-    shapes: model_options.Sizes
-    outputs: tuple[str, ...]
-    constants: dict[str, Any]
-    loss: float | None
-    instances: int | None
-    target: str
-    processor: str | None
-    float_type: FloatType | None
-    threads: int | None
-    fallback: str | None
-    input_file: Path | None
-    output: Path | None
-    save: Path | None
-    policy: Policy
-    measures: bool
-    method: MethodName
-    pairs: PairPolicy
-    timeout: float
-    layout_time: float
-    seed: int
-    no_verify: bool
-    plan_only: bool
-    report: Path | None
-    trace: Path | None
-    as_json: bool
+    model: Path = model_options.model_argument()
+    reading: model_options.OpenModelOptions = options_of(model_options.OpenModelOptions)
+    target: str = model_options.units_option()
+    processor: str | None = model_options.processor_option()
+    float_type: FloatType | None = model_options.float_option()
+    threads: int | None = options.threads_option("the network")
+    fallback: str | None = option(
+        None,
+        "Run operators that no kernel computes there, in this process; the operators around them "
+        "are libraries of their own.  [default: refuse such a model]",
+        choices=("onnxruntime", "torch"),
+    )
+    input_file: Path | None = option(
+        None,
+        "Inputs: .npz by their names, or .npy of the only one.  [default: random]",
+        flag="--input",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    )
+    output: Path | None = options.folder_option(
+        "Write each output of the network here, as NAME.npy."
+    )
+    save: Path | None = options.folder_option("Keep the library here (see `cpembed build`).")
+    policy: Policy = option(
+        "assigned",
+        "How layouts are chosen: over the whole network, all channels last, or the fastest of "
+        "each operator by itself.",
+        flag="--layouts",
+        choices=("assigned", "channels_last", "alone"),
+    )
+    measures: bool = option(
+        False,
+        "Measure the kernels among which layouts are chosen, once, instead of estimating them.",
+        flag="--measure",
+    )
+    method: MethodName = option(
+        "auto",
+        "How convolutions of floats are computed: the fastest, each by its own sums (implicit), "
+        "or by one method where it is possible (docs/methods.md).",
+        choices=METHODS,
+    )
+    pairs: PairPolicy = model_options.pairs_option()
+    timeout: float = options.timeout_option(
+        "Stop each search for embeddings after S seconds.", SECONDS
+    )
+    layout_time: float = option(
+        10.0, "Stop the search for layouts after S seconds.", metavar="S", limits=(0, None)
+    )
+    seed: int = options.seed_option("Seed of random inputs.")
+    no_verify: bool = option(False, "Do not compare each operator with its definition.")
+    plan_only: bool = option(False, "Print the plan and its costs; compile nothing.")
+    report: Path | None = options.file_option("Write the network as an HTML page.")
+    trace: Path | None = options.file_option(
+        "Write the operators' timeline for chrome://tracing or Perfetto."
+    )
+    as_json: bool = options.json_option()
 
 
-@click.command("network", cls=options.Subcommand)
-@model_options.open_model_argument
-@model_options.units_option
-@model_options.processor_option
-@model_options.float_option
-@options.threads_option("the network")
-@click.option(
-    "--fallback",
-    type=click.Choice(["onnxruntime", "torch"]),
-    help="Run operators that no kernel computes there, in this process; the operators around them "
-    "are libraries of their own.  [default: refuse such a model]",
-)
-@click.option(
-    "--input",
-    "input_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Inputs: .npz by their names, or .npy of the only one.  [default: random]",
-)
-@options.folder_option("--output", "Write each output of the network here, as NAME.npy.")
-@options.folder_option("--save", "Keep the library here (see `cpembed build`).")
-@click.option(
-    "--layouts",
-    "policy",
-    type=click.Choice(["assigned", "channels_last", "alone"]),
-    default="assigned",
-    show_default=True,
-    help="How layouts are chosen: over the whole network, all channels last, or the fastest of "
-    "each operator by itself.",
-)
-@click.option(
-    "--measure",
-    "measures",
-    is_flag=True,
-    help="Measure the kernels among which layouts are chosen, once, instead of estimating them.",
-)
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default="auto",
-    show_default=True,
-    help="How convolutions of floats are computed: the fastest, each by its own sums (implicit), "
-    "or by one method where it is possible (docs/methods.md).",
-)
-@model_options.pairs_option
-@options.timeout_option("Stop each search for embeddings after S seconds.", SECONDS)
-@click.option(
-    "--layout-time",
-    type=click.FloatRange(min=0, min_open=True),
-    default=10.0,
-    show_default=True,
-    metavar="S",
-    help="Stop the search for layouts after S seconds.",
-)
-@options.seed_option("Seed of random inputs.")
-@click.option("--no-verify", is_flag=True, help="Do not compare each operator with its definition.")
-@click.option("--plan-only", is_flag=True, help="Print the plan and its costs; compile nothing.")
-@options.file_option("--report", "Write the network as an HTML page.")
-@options.file_option("--trace", "Write the operators' timeline for chrome://tracing or Perfetto.")
-@options.json_option
-@options.pass_as(NetworkArguments)
+@subcommand("network", NetworkArguments)
 def network_command(arguments: NetworkArguments) -> int:
     """Compile MODEL, run it, verify every operator, and time it layer by layer.
 
@@ -256,14 +213,14 @@ def _network(arguments: NetworkArguments) -> int:
     units = network_units(arguments.target, arguments.float_type)
     graph = load_network(
         arguments.model,
-        arguments.shapes or None,
-        arguments.outputs,
+        arguments.reading.shapes or None,
+        arguments.reading.outputs,
         arguments.fallback,
-        arguments.constants,
+        arguments.reading.constants,
     )
     if isinstance(graph, Family):
         return _network_family(graph, units, arguments)
-    model_options.require_ranges(arguments.loss, arguments.instances)
+    arguments.reading.require_ranges()
     file = arguments.input_file
     inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
     with output.Bar() as bar:
@@ -378,7 +335,7 @@ def _network_family(family: Family, units: Units, arguments: NetworkArguments) -
             raise click.UsageError(f"{name} applies to fixed sizes: give one size instead of "
                                    f"{family.ranges_text}")  # fmt: skip
     planning = _planning(arguments)
-    ranges = model_options.ranges_of(arguments.loss, arguments.instances)
+    ranges = arguments.reading.ranges
     wrong: tuple[str, ...] = ()
     with output.Bar() as bar:
         if arguments.plan_only:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from cpembed.cli import options, output
+from cpembed.cli.parameters import options_of, subcommand
 from cpembed.driver.options import (
     CandidateOptions,
     EstimateOptions,
     ExplainOptions,
     KernelOptions,
-    SearchOptions,
-    SolveOptions,
+    option,
     shared,
 )
 
@@ -28,39 +28,34 @@ TOP = 5
 
 @dataclass(frozen=True, kw_only=True)
 class SolveArguments:
-    """Command line of ``cpembed solve``, without the options of the library."""
+    """Command line of ``cpembed solve``."""
 
-    words: tuple[str, ...]
-    target: str
-    top: int | None
-    every: bool
-    pareto: bool
-    estimated: bool
-    verbose: bool
-    as_json: bool
+    words: tuple[str, ...] = options.workload_words()
+    target: str = options.target_option()
+    settings: EstimateOptions = options_of(
+        EstimateOptions, leave_out=["top"], changes={"seed": {"help": "Seed of the search."}}
+    )
+    top: int | None = option(
+        None,
+        f"Print the best K candidates.  [default: {TOP}]",
+        metavar="K",
+        limits=(1, None),
+    )
+    every: bool = option(False, "Print all candidates.", flag="--all")
+    pareto: bool = option(
+        False, "Print the candidates that no other beats in MACs, bytes moved and footprint."
+    )
+    estimated: bool = option(
+        False,
+        "Print the time of each candidate by the description of a machine in the target's file.",
+        flag="--estimate",
+    )
+    verbose: bool = options.verbose_option()
+    as_json: bool = options.json_option()
 
 
-@click.command("solve", cls=options.Subcommand)
-@options.workload_argument()
-@options.target_option()
-@options.library_options(EstimateOptions, leave_out=["top"], texts={"seed": "Seed of the search."})
-@options.integer_option("--top", f"Print the best K candidates.  [default: {TOP}]", metavar="K")
-@click.option("--all", "every", is_flag=True, help="Print all candidates.")
-@click.option(
-    "--pareto",
-    is_flag=True,
-    help="Print the candidates that no other beats in MACs, bytes moved and footprint.",
-)
-@click.option(
-    "--estimate",
-    "estimated",
-    is_flag=True,
-    help="Print the time of each candidate by the description of a machine in the target's file.",
-)
-@options.verbose_option
-@options.json_option
-@options.pass_as(SolveArguments)
-def solve_command(arguments: SolveArguments, **values: Any) -> int:
+@subcommand("solve", SolveArguments)
+def solve_command(arguments: SolveArguments) -> int:
     """Rank the candidate embeddings of the target's instruction in WORKLOAD.
 
     cpembed solve conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target amx_int8
@@ -83,8 +78,9 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
     if names_chain(words):
         from cpembed.cli.chains import solve_chain_command
 
-        return solve_chain_command(words, target, values["machine"], as_json=arguments.as_json)
-    settings = options.options_from(EstimateOptions, {**values, "top": count})
+        machine = arguments.settings.machine
+        return solve_chain_command(words, target, machine, as_json=arguments.as_json)
+    settings = replace(arguments.settings, top=count)
     estimated = arguments.estimated or settings.machine is not None
     if estimated or settings.rank_by == "estimate" or settings.objective != "cycles":
         if pareto:
@@ -97,9 +93,7 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
     from cpembed.cost.ranking import front
     from cpembed.driver.solve import ParetoResult, solve
 
-    # Options of estimates alone must not reach `solve`, which has none of them.
-    search = SolveOptions(top=count, **shared(settings, SearchOptions))
-    resolved = options.subject(words, target, search)
+    resolved = options.subject(words, target, settings)
     with output.ProgressLine() as progress:
         result = solve(
             resolved.workload,
@@ -142,35 +136,27 @@ def _print_estimates(resolved: options.Subject, arguments: SolveArguments) -> in
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainArguments:
-    """Command line of ``cpembed explain``, without the options of the library."""
+    """Command line of ``cpembed explain``."""
 
-    words: tuple[str, ...]
-    target: str
-    by_run: bool
-    threads: int | None
-    svg: Path | None
-    html: Path | None
-    verbose: bool
-    as_json: bool
+    words: tuple[str, ...] = options.workload_words()
+    target: str = options.target_option()
+    settings: ExplainOptions = options_of(ExplainOptions, leave_out=["search", "seed"])
+    by_run: bool = option(
+        False,
+        "Explain the candidate that `cpembed run` runs on this machine, and why.",
+        flag="--chosen",
+    )
+    threads: int | None = options.threads_option()
+    svg: Path | None = options.file_option("Draw the candidate to an SVG file.")
+    html: Path | None = options.file_option(
+        "Write the candidate to an HTML page with the drawing in it."
+    )
+    verbose: bool = options.verbose_option()
+    as_json: bool = options.json_option()
 
 
-@click.command("explain", cls=options.Subcommand)
-@options.workload_argument()
-@options.target_option()
-@options.library_options(ExplainOptions, leave_out=["search", "seed"])
-@click.option(
-    "--chosen",
-    "by_run",
-    is_flag=True,
-    help="Explain the candidate that `cpembed run` runs on this machine, and why.",
-)
-@options.threads_option()
-@options.file_option("--svg", "Draw the candidate to an SVG file.")
-@options.file_option("--html", "Write the candidate to an HTML page with the drawing in it.")
-@options.verbose_option
-@options.json_option
-@options.pass_as(ExplainArguments)
-def explain_command(arguments: ExplainArguments, **values: Any) -> int:
+@subcommand("explain", ExplainArguments)
+def explain_command(arguments: ExplainArguments) -> int:
     """Show one candidate in full, or why nothing fits.
 
     In full are its axes, layouts, each rewrite, the loop nest, and why it has its rank.
@@ -185,10 +171,9 @@ def explain_command(arguments: ExplainArguments, **values: Any) -> int:
         from cpembed.cli.chains import solve_chain_command
 
         return solve_chain_command(
-            arguments.words, arguments.target, values.get("machine"), as_json=arguments.as_json
+            arguments.words, arguments.target, None, as_json=arguments.as_json
         )
-    settings = options.options_from(ExplainOptions, values)
-    by_run, threads = arguments.by_run, arguments.threads
+    settings, by_run, threads = arguments.settings, arguments.by_run, arguments.threads
     options.require_one(
         rank=settings.rank is not None, id=settings.identifier is not None, chosen=by_run
     )
@@ -203,15 +188,13 @@ def explain_command(arguments: ExplainArguments, **values: Any) -> int:
 
     resolved = options.subject(arguments.words, arguments.target, settings)
     with output.ProgressLine() as progress:
-        # `explain` has options of both: those that one of the calls does not know are left out.
-        candidate = shared(resolved.options, CandidateOptions)
         if by_run:
-            kernel = KernelOptions(**candidate)
+            kernel = KernelOptions(**shared(resolved.options, CandidateOptions))
             request = Request(resolved.workload, resolved.target, kernel, progress=progress)
             result = explain_chosen(request, settings.method)
         else:
             result = explain(
-                resolved.workload, resolved.target, CandidateOptions(**candidate), progress=progress
+                resolved.workload, resolved.target, resolved.options, progress=progress
             )
     if not isinstance(result, Explanation):
         for path in (arguments.svg, arguments.html):
@@ -243,25 +226,30 @@ def _draw(explanation: Explanation, svg: Path | None, html: Path | None) -> None
         write_whole(html, drawing.html(explanation))
 
 
-@click.command("targets", cls=options.Subcommand)
-@options.json_option
-def targets_command(*, as_json: bool) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ListArguments:
+    """Command line of the commands that list what there is."""
+
+    as_json: bool = options.json_option()
+
+
+@subcommand("targets", ListArguments)
+def targets_command(arguments: ListArguments) -> int:
     """List the shipped targets: instruction, element types, and whether this machine executes them.
 
     Your own TOML file is a target too (docs/add-a-target.md).
     """
     from cpembed.report import listing
 
-    if as_json:
+    if arguments.as_json:
         output.print_json(listing.targets_json())
     else:
         output.print_text(*listing.targets())
     return 0
 
 
-@click.command("processors", cls=options.Subcommand)
-@options.json_option
-def processors_command(*, as_json: bool) -> int:
+@subcommand("processors", ListArguments)
+def processors_command(arguments: ListArguments) -> int:
     """List the processors of --cpu: features, and targets whose instructions they have.
 
     Libraries are built for them by `cpembed build --cpu NAME`. Left out are those without any
@@ -269,20 +257,19 @@ def processors_command(*, as_json: bool) -> int:
     """
     from cpembed.report import listing
 
-    if as_json:
+    if arguments.as_json:
         output.print_json(listing.processors_json())
     else:
         output.print_text(*listing.processors())
     return 0
 
 
-@click.command("operators", cls=options.Subcommand)
-@options.json_option
-def operators_command(*, as_json: bool) -> int:
+@subcommand("operators", ListArguments)
+def operators_command(arguments: ListArguments) -> int:
     """List the operators with the sizes and options they take, and the suites of layers."""
     from cpembed.report import listing
 
-    if as_json:
+    if arguments.as_json:
         output.print_json(listing.operators_json())
     else:
         output.print_text(*listing.operators())

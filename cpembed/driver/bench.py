@@ -30,13 +30,13 @@ from cpembed.driver.bench_baselines import (
     open_baselines,
 )
 from cpembed.driver.bench_layers import NamedSuite, named_suite
-from cpembed.driver.bench_maker import RowMaker, measures, rows_by_workers
+from cpembed.driver.bench_maker import RowMaker, measures, rows_by_workers, warm_up
 from cpembed.driver.bench_rows import BenchRow
 from cpembed.driver.bench_summary import summarise
 from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.driver.options import DEFAULT_CONSTRAINTS, WIDER, BenchOptions, merged
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
+from cpembed.errors import BackendUnavailable, CrashError, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime import worker
@@ -182,19 +182,15 @@ class Bench(Displayed):
         """Make the rows in this process, in the order of ``layers``."""
         for number, layer in enumerate(layers):
             if not number:
-                self._warm_up(layer)
+                # Rows are made even where the worker crashes here.
+                with suppress(CrashError):
+                    worker.call(warm_up, self.maker, layer)
 
             def report(phase: str, count: int, layer: Layer = layer) -> None:
                 if progress is not None:
                     progress(layer, phase, count)
 
             yield layer, self.maker.row(layer, progress=report)
-
-    def _warm_up(self, layer: Layer) -> None:
-        """Search once before the first timed search: the solver's libraries load at first use."""
-        # An error of the layer itself belongs to its row, which is made next.
-        with suppress(Exception):
-            worker.call(self.maker.warm_up, layer)
 
     def finished(self) -> list[BenchRow]:
         """Return the completed rows, in the suite's order."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cpembed.driver.matching import prepared_for, typed_for
+from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
 from cpembed.errors import WorkloadError
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.product import Product
@@ -156,24 +157,27 @@ def product_key(computation: Computation) -> Computation:
     return replace(computation, name=_family(computation))
 
 
-def layer_workload(layer: ComputedLayer, layout: str, spec: HardwareSpec) -> Computation:
-    """Return the computation of a layer on the element types of a target.
+def layer_workload(layer: Layer, spec: HardwareSpec, layout: str = "NCHW") -> Computation:
+    """Return the computation of a layer on the element types of a target, or on those it names.
 
     Parameters
     ----------
-    layer : ComputedLayer
-        Layer of a table or model.
-    layout : str
-        Layout of its tensors.
+    layer : Layer
+        Layer of a suite, a table or a model.
     spec : HardwareSpec
         Target.
+    layout : str, default "NCHW"
+        Layout of its tensors.
 
     Raises
     ------
     WorkloadError
-        If the layout is not the default: these layers have no other.
+        If the layer has no such layout: those of tables and models have the default alone.
     """
-    return typed_for(layer.workload(layout=layout), spec)
+    if isinstance(layer, ComputedLayer):
+        return typed_for(layer.workload(layout=layout), spec)
+    workload = layer.workload(default_dtypes(spec), layout)
+    return workload if is_typed([layer.label]) else typed_by_roles(workload, spec.instruction)
 
 
 def _model(path: str, shapes: Mapping[str, Sequence[int]] | None) -> Graph:

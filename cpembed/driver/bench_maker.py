@@ -27,7 +27,6 @@ from cpembed.driver.bench_rows import (
     run_row,
     solved_row,
 )
-from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
 from cpembed.driver.options import BackendName, MethodName, RunOptions, SolveOptions
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
@@ -48,7 +47,6 @@ from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
 from cpembed.targets.tuner import record_identity, stored_record
 from cpembed.workloads.suites import Layer
-from cpembed.workloads.user_suites import ComputedLayer
 
 Phase = Callable[[str, int], None]
 """Called with the name of a phase and a running count."""
@@ -102,10 +100,7 @@ class RowMaker:
 
     def workload(self, layer: Layer) -> Computation:
         """Return the computation of a layer, on the target's element types."""
-        if isinstance(layer, ComputedLayer):
-            return layer_workload(layer, self.layout, self.spec)
-        named = layer.workload(default_dtypes(self.spec), self.layout)
-        return named if is_typed([layer.label]) else typed_by_roles(named, self.spec.instruction)
+        return layer_workload(layer, self.spec, self.layout)
 
     def is_current(self, layer: Layer, row: BenchRow) -> bool:
         """True if a stored row used the best tuned schedule that is now known."""
@@ -155,11 +150,6 @@ class RowMaker:
         except Exception as error:
             draft.error = error_row(error)
         return draft
-
-    def warm_up(self, layer: Layer) -> None:
-        """Search once as rows do, to load the libraries that the first search would load."""
-        workload = self.workload(layer)
-        self.solve(workload, self.strict, lambda phase, count: None)
 
     def solve(
         self, workload: Computation, constraints: ConstraintSet | None, report: Phase
@@ -348,7 +338,7 @@ def make_row(maker: RowMaker, layer: Layer, client_digest: str) -> BenchRow:
             "the worker has other tuned schedules or calibration constants than the client: have "
             "both read the same CPEMBED_TUNE_DIR and CPEMBED_CALIBRATION_DIR"
         )
-    _warm_up(maker, layer)
+    warm_up(maker, layer)
     row = maker.row(layer, progress=lambda phase, count: None)
     if row.run is None or row.run.provenance is Provenance.MEASURED:
         return row
@@ -363,12 +353,13 @@ def _warmed() -> list[Layer]:
     return []
 
 
-def _warm_up(maker: RowMaker, layer: Layer) -> None:
-    """Search once before the first search that is timed in this process."""
+def warm_up(maker: RowMaker, layer: Layer) -> None:
+    """Search once before the first timed search of this process: libraries load at first use."""
     if not _warmed():
         _warmed().append(layer)
+        # An error of the layer itself belongs to its row, which is made next.
         with suppress(Exception):
-            maker.warm_up(layer)
+            maker.solve(maker.workload(layer), maker.strict, lambda phase, count: None)
 
 
 def inputs_digest(maker: RowMaker, layer: Layer) -> str:

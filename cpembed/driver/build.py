@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +34,7 @@ from cpembed.codegen.host_cpu import (
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object, compile_object
-from cpembed.driver.build_method import LibraryOptions, build_method
+from cpembed.driver.build_method import LibraryOptions, build_method, call_library, time_library
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.methods import chosen_method
 from cpembed.driver.options import BuildOptions, merged
@@ -65,7 +64,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime import worker
-from cpembed.runtime.measurement.runner import Quantiles, time_work
+from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.steps import silent, step
 from cpembed.targets.capabilities import (
@@ -82,9 +81,6 @@ from cpembed.targets.outputs import (
     judge,
 )
 from cpembed.targets.verification import verified, worst_judged
-
-_ROUNDS, _ROUND_MS = 9, 5.0
-"""Rounds, and milliseconds of each, to time a library: enough for the order of its time."""
 
 
 def build(
@@ -105,16 +101,12 @@ def build(
 
     Parameters
     ----------
-    workload : Computation
-        Operator, from :func:`~cpembed.driver.named.workload`.
-    target : str or HardwareSpec
-        Target by name, file or value.
+    workload, target, progress
+        As for :func:`~cpembed.driver.solve.solve`.
     folder : Path
         Folder to write to; files of the same names are replaced.
     options : BuildOptions, optional
         Settings of search and library; its fields may also be given as keywords.
-    progress : callable, optional
-        Called at each step with the stage and a count.
 
     Returns
     -------
@@ -346,21 +338,7 @@ def verify_library(
 
         judged = worst_judged(workload, inputs, seed, judged_on, finite=finite)
         judged.require(f"the library of {target.spec.name} in {workload.name}", seed)
-        out = [call_library(library, {**inputs, **named})]
-        arrays = [info.accepted({**inputs, **named}[info.name]) for info in library.inputs]
-        # A call of a second or more is known well enough from one round.
-        started = time.perf_counter()
-        library.run(*arrays, out=out)
-        rounds = _ROUNDS if time.perf_counter() - started < 1 else 1
-        return judged, time_work(lambda: library.run(*arrays, out=out), rounds, _ROUND_MS)
-
-
-def call_library(library: Library, data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Pack the weights among the inputs, and return the output of a library."""
-    if library.weights:
-        library.pack(*(data[info.name] for info in library.weights))
-    (output,) = library.run(*(info.accepted(data[info.name]) for info in library.inputs))
-    return output
+        return judged, time_library(library, {**inputs, **named})
 
 
 def _verify_emulated(plan: Plan, choice: Choice, workload: Computation) -> Verification:

@@ -113,16 +113,12 @@ def estimate(
 
     Parameters
     ----------
-    workload : Computation
-        Operator, from :func:`~cpembed.driver.named.workload`.
-    target : str or HardwareSpec
-        Target by name, file or value.
+    workload, target, progress
+        As for :func:`~cpembed.driver.solve.solve`.
     options : EstimateOptions, optional
         Machine and ranking; its fields may also be given as keywords. Ranked by ``"estimate"``,
         those of the least time come first, packing included but for what is packed ahead, of the
         best :data:`AMONG` by overheads (of all where ``top`` is None).
-    progress : callable, optional
-        Called at each step with the stage and a count.
 
     Raises
     ------

@@ -66,15 +66,11 @@ def explain(
 
     Parameters
     ----------
-    workload : Computation
-        Operator, from :func:`~cpembed.driver.named.workload`.
-    target : str or HardwareSpec
-        Target by name, file or value.
+    workload, target, progress
+        As for :func:`~cpembed.driver.solve.solve`.
     options : CandidateOptions, optional
         Which candidate, by rank (the best by default) or id; its fields may also be given as
         keywords.
-    progress : callable, optional
-        Called at each step with the stage and a count.
 
     Returns
     -------

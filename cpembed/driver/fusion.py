@@ -7,6 +7,7 @@ machine. The schedule of the block is searched for by :mod:`cpembed.cost.fusion`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from cpembed.cost.fusion.block import Block, BlockOperator
 from cpembed.cost.fusion.operator_costs import Use
 from cpembed.cost.fusion.schedule import FusedLoop
 from cpembed.cost.fusion.schedule import Sequence as Schedule
-from cpembed.cost.fusion.search import ROWS, FusedBlock, fuse
+from cpembed.cost.fusion.search import FusedBlock, fuse
 from cpembed.cost.machine.estimate import machine_of
 from cpembed.cost.machine.objective import Objective
 from cpembed.driver.named import hardware_spec, workload
@@ -161,7 +162,6 @@ def fuse_block(
     objective: str = "cycles",
     machine: str | None = None,
     constraints: str | None = None,
-    rows: int = ROWS,
     seconds: float | None = None,
 ) -> FusionResult:
     """Search for the best schedule of a block: what stays on chip, in which tiles.
@@ -172,7 +172,7 @@ def fuse_block(
         Axes and operators.
     targets : sequence of str or HardwareSpec
         Instructions of one machine: each operator is computed by the first one that fits it.
-    objective, rows, seconds
+    objective, seconds
         Those of :func:`~cpembed.cost.fusion.search.fuse`; the objective by its name.
     machine : str, optional
         Machine of the targets; by default the first one.
@@ -195,7 +195,7 @@ def fuse_block(
         raise SpecError(f"{table.name}: outputs: no operator computes {unknown[0]}")
     block = Block(table.name, tuple(operators), frozenset(table.outputs))
     goal = Objective(objective)
-    fused = fuse(block, goal, rows=rows, seconds=seconds)
+    fused = fuse(block, goal, seconds=seconds)
     return FusionResult(block, fused, goal, tuple(used))
 
 
@@ -226,18 +226,7 @@ def _placed(
 
 def _extents(entry: OperatorTable, table: BlockTable) -> Iterator[str]:
     """Yield the extents of the axes that a statement names."""
-    names = set(_names(entry.expression))
+    names = set(re.findall(r"[^\W\d]\w*", entry.expression))
     for axis, extent in table.axes.items():
         if axis in names:
             yield f"{axis}={extent}"
-
-
-def _names(text: str) -> Iterator[str]:
-    word = ""
-    for character in f"{text} ":
-        if character.isidentifier() or (word and character.isdigit()):
-            word += character
-        else:
-            if word:
-                yield word
-            word = ""

@@ -24,7 +24,7 @@ from cpembed.blocks import Displayed
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.placement import Placement
 from cpembed.driver.named import hardware_spec, workload
-from cpembed.driver.options import RunOptions
+from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
 from cpembed.errors import BackendUnavailable, InvariantError, LoweringError, WorkloadError
@@ -188,7 +188,7 @@ class GradientRun(Displayed):
 def run_gradient(
     gradient: PhasedGradient,
     target: str | HardwareSpec,
-    options: RunOptions | None = None,
+    options: KernelOptions | None = None,
     *,
     save: Path | None = None,
     progress: PhaseProgress | None = None,
@@ -201,7 +201,7 @@ def run_gradient(
         From :func:`named_gradient`.
     target : str or HardwareSpec
         Target by name, file or value.
-    options : RunOptions, optional
+    options : KernelOptions, optional
         Output type, machine, seed and timeout.
     save : Path, optional
         Folder for the kernels.
@@ -219,7 +219,7 @@ def run_gradient(
     InvariantError
         If a result is wrong.
     """
-    report, options = progress or silent, options or RunOptions()
+    report, options = progress or silent, options or KernelOptions()
     spec = hardware_spec(target, machine=options.machine)
     joining(open_target(spec))
     selections: dict[Phase, Selection] = {}
@@ -243,7 +243,7 @@ def build_gradient(
     gradient: PhasedGradient,
     target: str | HardwareSpec,
     path: Path,
-    options: RunOptions | None = None,
+    options: KernelOptions | None = None,
     *,
     torch: bool = False,
     progress: PhaseProgress | None = None,
@@ -275,7 +275,7 @@ def build_gradient(
 
 
 def _selection(
-    part: Computation, placement: Placement, spec: HardwareSpec, options: RunOptions
+    part: Computation, placement: Placement, spec: HardwareSpec, options: KernelOptions
 ) -> Selection:
     """Return the kernel of a phase."""
     stored = options.storing.epilogue(spec.name, part.output.dtype)

@@ -109,8 +109,8 @@ class LayoutRow:
         Reason why nothing runs the layout, or why there is no time.
     """
 
-    name: str
-    settings: dict[str, str]
+    name: str = ""
+    settings: dict[str, str] = field(default_factory=dict[str, str])
     on: str | None = None
     embedding: Embedding | None = None
     utilisation: float | None = None

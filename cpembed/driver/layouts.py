@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.candidate_time import CandidateTime, selection_time
@@ -89,7 +90,8 @@ def compare_layouts(
                 raise
             refused[name] = str(error).partition(";")[0]
             continue
-        rows.append(_row(name, settings, [family.name, *setting], spec, measures, timeout))
+        row = _row([family.name, *setting], spec, measures, timeout)
+        rows.append(replace(row, name=name, settings=settings))
     label = " ".join([family.name, *(f"{key}={value}" for key, value in sizes.items())])
     return LayoutsResult(label, spec.name, tuple(rows), refused)
 
@@ -158,32 +160,23 @@ def blocks(spec: HardwareSpec) -> tuple[int, ...]:
     return tuple(sorted(channels))
 
 
-def _row(
-    name: str,
-    settings: dict[str, str],
-    words: list[str],
-    spec: HardwareSpec,
-    measures: bool,
-    timeout: float | None,
-) -> LayoutRow:
+def _row(words: list[str], spec: HardwareSpec, measures: bool, timeout: float | None) -> LayoutRow:
     """Estimate or measure one layout; its failure becomes the reason in its row."""
     try:
         if measures:
             # `run` calls the worker itself, for each kernel that it builds.
-            return _measured(name, settings, words, spec, timeout)
-        return worker.call(_estimated, name, settings, words, spec, timeout)
+            return _measured(words, spec, timeout)
+        return worker.call(_estimated, words, spec, timeout)
     except InvariantError:
         raise
     except (CpembedError, CrashError) as error:
-        return LayoutRow(name, settings, reason=str(error))
+        return LayoutRow(reason=str(error))
 
 
-def _measured(
-    name: str, settings: dict[str, str], words: list[str], spec: HardwareSpec, timeout: float | None
-) -> LayoutRow:
+def _measured(words: list[str], spec: HardwareSpec, timeout: float | None) -> LayoutRow:
     result = run(parsed(words, spec), spec, timeout=timeout, method="implicit")
     if isinstance(result, SolveResult):
-        return LayoutRow(name, settings, reason=result.why_nothing)
+        return LayoutRow(reason=result.why_nothing)
     times = None
     timing = result.timing
     if result.is_native:
@@ -200,18 +193,14 @@ def _measured(
             noisy=timing.noisy,
         )
     reason = None if times is not None else "; ".join(result.missing)
-    return _candidate_row(
-        name, settings, result.solved.target.name, result.candidate, times, reason
-    )
+    return _candidate_row(result.solved.target.name, result.candidate, times, reason)
 
 
-def _estimated(
-    name: str, settings: dict[str, str], words: list[str], spec: HardwareSpec, timeout: float | None
-) -> LayoutRow:
+def _estimated(words: list[str], spec: HardwareSpec, timeout: float | None) -> LayoutRow:
     options = KernelOptions(timeout=timeout, untuned=True)
     outcome = choose(Request(parsed(words, spec), spec, options))
     if isinstance(outcome, SolveResult):
-        return LayoutRow(name, settings, reason=outcome.why_nothing)
+        return LayoutRow(reason=outcome.why_nothing)
     on, time = outcome.solved.target.name, selection_time(outcome)
     reason = None
     if time is None:
@@ -219,21 +208,14 @@ def _estimated(
         rejected = outcome.plan.missing if outcome.solved.target.machines else ()
         reason = "; ".join(rejected) or f"no machine of {on} is described: cannot estimate"
     times = None if time is None else _times(time, outcome)
-    return _candidate_row(name, settings, on, outcome.ranked, times, reason)
+    return _candidate_row(on, outcome.ranked, times, reason)
 
 
 def _candidate_row(
-    name: str,
-    settings: dict[str, str],
-    on: str,
-    ranked: RankedCandidate,
-    times: Times | None,
-    reason: str | None,
+    on: str, ranked: RankedCandidate, times: Times | None, reason: str | None
 ) -> LayoutRow:
     program, cost = ranked.candidate.program, ranked.overheads
     return LayoutRow(
-        name=name,
-        settings=settings,
         on=on,
         embedding=ranked.candidate.embedding,
         utilisation=cost.utilisation,

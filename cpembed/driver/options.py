@@ -53,6 +53,9 @@ LARGEST_SEED = 2**31 - 1
 LONGEST_TIMEOUT = 1e8
 """Longest time limit in seconds, three years; operating systems wait for no longer."""
 
+REQUIRED = dataclasses.MISSING
+"""Default of an option that a command has to be given."""
+
 Options = TypeVar("Options", bound="DataclassInstance")
 
 
@@ -65,17 +68,19 @@ def option(
     choices: Sequence[str] | None = None,
     limits: tuple[float | None, float | None] | None = None,
     hidden: bool = False,
+    **attributes: Any,
 ) -> Any:
     """Return a dataclass field that is also an option of the command line.
 
     Parameters
     ----------
     default : Any
-        Value of the option where a command is not given it.
+        Value of the option where a command is not given it; :data:`REQUIRED` if it has to be.
     text : str
         Help text, a sentence or two; defaults that are not a plain value are named in it.
     flag : str, optional
-        Name on the command line, such as ``--id``; by default the field's name.
+        Name on the command line, such as ``--id`` or ``-o --directory``; by default the field's
+        name.
     metavar : str, optional
         Placeholder for the value in the help text.
     choices : sequence of str, optional
@@ -84,10 +89,13 @@ def option(
         Smallest and largest admissible number, both inclusive.
     hidden : bool
         True for an option of the library only.
+    **attributes : Any
+        Further attributes of the option on the command line, by click's names: ``multiple``, for
+        instance.
     """
     metadata = {
         "text": text, "flag": flag, "metavar": metavar, "choices": choices, "limits": limits,
-        "hidden": hidden,
+        "hidden": hidden, "attributes": attributes,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -396,7 +404,7 @@ class BenchOptions(KernelOptions):
     execute: bool = option(True, "False to solve only.", hidden=True)
     layout: str = option(
         "NCHW",
-        "Channels before or after the image (NDHWC of planes, NWC of rows), or in blocks of any "
+        "Channels before or after the image (NDHWC in 3-D, NWC in 1-D), or in blocks of any "
         "number; not every operator has layouts.",
         metavar="NCHW|NHWC|NCHW16c",
     )

@@ -196,14 +196,10 @@ def run(
 
     Parameters
     ----------
-    workload : Computation
-        Operator, from :func:`~cpembed.driver.named.workload`.
-    target : str or HardwareSpec
-        Target by name, file or value.
+    workload, target, progress
+        As for :func:`~cpembed.driver.solve.solve`.
     options : RunOptions, optional
         What to run and how; its fields may also be given as keywords.
-    progress : callable, optional
-        Called at each step with the stage and a count.
 
     Returns
     -------

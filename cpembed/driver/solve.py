@@ -326,14 +326,10 @@ def pareto(
 
     Parameters
     ----------
-    workload : Computation
-        Operator, from :func:`~cpembed.driver.named.workload`.
-    target : str or HardwareSpec
-        Target by name, file or value.
+    workload, target, progress
+        As for :func:`solve`.
     options : SearchOptions, optional
         How to search; its fields may also be given as keywords.
-    progress : callable, optional
-        Called at each step with the stage and a count.
     """
     search = SolveOptions(
         top=None, **shared(merged(SearchOptions, options, keywords), SearchOptions)

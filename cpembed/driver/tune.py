@@ -221,10 +221,8 @@ def tune(
 
     Parameters
     ----------
-    workload : Computation
-        Operator, from :func:`~cpembed.driver.named.workload`.
-    target : str or HardwareSpec
-        Target by name, file or value.
+    workload, target, progress
+        As for :func:`~cpembed.driver.solve.solve`.
     options : TuneOptions, optional
         Limits and objective; its fields may also be given as keywords. Without a constraint set,
         the widest preset is searched, and the candidate that runs without tuning takes part too.
@@ -233,8 +231,6 @@ def tune(
     workers : Workers, optional
         Processes that simulate several trials at a time, or a cluster, one process of which
         measures them.
-    progress : callable, optional
-        Called at each step of the search with the stage and a count.
 
     Returns
     -------

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -111,10 +111,6 @@ def _vector(kind: Any, value: Any) -> Any:
         raise NotImplementedError(f"no {kind} is made of JSON")
     numbers = msgspec.convert(value, list[float])
     return np.array(numbers, np.float64)
-
-
-Method = Literal["exact", "gp", "tpe", "nsga2", "random"]
-"""The proven search of a space, and the methods that sample it."""
 
 
 def store_for(

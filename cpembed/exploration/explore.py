@@ -12,15 +12,16 @@ import math
 import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from cpembed.driver.bench import select_layers
 from cpembed.driver.bench_layers import NamedSuite, prepared_suite
+from cpembed.driver.options import merged
 from cpembed.errors import WorkloadError
-from cpembed.exploration.costing import Costing, LayerWork, Method, Row, store_for
+from cpembed.exploration.costing import Costing, LayerWork, Row, store_for
 from cpembed.exploration.described.family import DescribedFamily
 from cpembed.exploration.exact import ExactSearch, Verdict
 from cpembed.exploration.objectives import (
@@ -38,9 +39,10 @@ from cpembed.exploration.objectives import (
     read_objectives,
     worst,
 )
-from cpembed.exploration.sampled import SampledSearch, SamplingOptions
+from cpembed.exploration.options import ExploreOptions, Method
+from cpembed.exploration.sampled import SampledSearch
 from cpembed.exploration.space import Space
-from cpembed.exploration.space_file import Additions, read_space
+from cpembed.exploration.space_file import read_space
 from cpembed.graph.passes import prepare
 from cpembed.runtime.cluster import Workers
 from cpembed.runtime.measurement.environment import provenance
@@ -342,32 +344,6 @@ class Exploration:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExploreOptions(SamplingOptions, Additions):
-    """Options of an exploration; those of sampling are for methods other than ``exact``."""
-
-    method: Method = "exact"
-    """``exact`` for the proven front, or a method that samples."""
-    trials: int = 40
-    objectives: Sequence[str] | None = None
-    """Names of objectives; None for those of the space. Objectives are of the selected layers, each
-    as often as the network has it."""
-    limits: Sequence[str] = ()
-    """Limits such as ``power=2W``, which replace those of the space on the same objectives."""
-    layers: str | None = None
-    """Numbers of layers, such as ``0,3,10-20``; None for all."""
-    shapes: Mapping[str, Sequence[int]] | None = None
-    """Shapes of a model's inputs."""
-    bounds: bool = True
-    """False makes ``exact`` evaluate every machine."""
-    timeout: float | None = None
-    """Time limit in seconds."""
-    results: Path | None = None
-    """Folder of the store; None for the default."""
-    fresh: bool = False
-    """True to remove the stored answers for the family and the suite."""
-
-
 def open_exploration(
     space: Space | Path | str,
     suite: str,
@@ -397,7 +373,7 @@ def open_exploration(
         If the method's packages are not installed.
     """
     started = time.perf_counter()
-    options = replace(options or ExploreOptions(), **keywords)
+    options = merged(ExploreOptions, options, keywords)
     if not isinstance(space, Space):
         space = read_space(space, options)
     objectives = space.objectives

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from cpembed.errors import BackendUnavailable
-from cpembed.exploration.costing import Costing, LayerWork, Method, Request
+from cpembed.exploration.costing import Costing, LayerWork, Request
 from cpembed.exploration.objectives import (
     EvaluatedPoint,
     Limit,
@@ -25,6 +25,7 @@ from cpembed.exploration.objectives import (
     Step,
     Vector,
 )
+from cpembed.exploration.options import ExploreOptions, Method
 from cpembed.exploration.space import Space
 from cpembed.runtime.cluster import Workers
 from cpembed.targets.family import Costs, Point
@@ -40,9 +41,6 @@ REPEATS = 20
 
 STARTUP = 10
 """Number of random points before the first model (HASCO, VII-C: its sample of 10)."""
-
-POPULATION = 10
-"""Default population of nsga2. HASCO's comparison has 5."""
 
 _MAX_VISITED = 20_000
 """Minimum number of points visited before the search for the nearest new one gives up."""
@@ -77,22 +75,6 @@ def _require_method(method: Method) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
-    """Options of a search that samples."""
-
-    method: Method
-    """One of optuna's methods."""
-    trials: int
-    """Number of trials."""
-    seed: int = 0
-    """Seed of the method."""
-    population: int = POPULATION
-    """Population of ``nsga2``."""
-    distinct: bool = True
-    """False counts every proposal of a machine as a trial, as some publications do."""
-
-
 class SampledSearch:
     """The trials of a method, which depend on its seed alone.
 
@@ -106,7 +88,7 @@ class SampledSearch:
         costing: Costing,
         objectives: Sequence[Objective],
         limits: Sequence[Limit],
-        options: SamplingOptions,
+        options: ExploreOptions,
         *,
         earlier: Mapping[Place, EvaluatedPoint] | None = None,
     ) -> None:
@@ -331,7 +313,7 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
     }
 
 
-def _study(options: SamplingOptions, objectives: int) -> Study:
+def _study(options: ExploreOptions, objectives: int) -> Study:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -341,7 +323,7 @@ def _study(options: SamplingOptions, objectives: int) -> Study:
     )
 
 
-def _sampler(options: SamplingOptions) -> BaseSampler:
+def _sampler(options: ExploreOptions) -> BaseSampler:
     from optuna import samplers
 
     seed = options.seed

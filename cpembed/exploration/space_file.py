@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from cpembed.exploration.objectives import (
     read_limits,
     read_objectives,
 )
+from cpembed.exploration.options import ExploreOptions
 from cpembed.exploration.relations import (
     Expression,
     Relation,
@@ -77,26 +77,7 @@ class SpaceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     objectives: list[str] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Additions:
-    """Parameters and relations that a command adds to those of a file."""
-
-    vary: Sequence[str] = ()
-    """Parameters besides those of the space's file, such as ``instruction.axes.x=8,16..64*2``."""
-    derived: Sequence[str] = ()
-    """Values that follow from others, such as ``machines.soc.compute.cycles=instruction.axes.x``.
-    """
-    where: Sequence[str] = ()
-    """Relations besides those of the space's file."""
-    machine: str | None = None
-    """Machine of a target whose keys vary; None for that of the space, else the first one."""
-    technology: str | None = None
-    """Tables of area and energy of such a target; None for those of the space, else 45nm."""
-    constraints: str | None = None
-    """Constraint set of such a target's embeddings; None for the target's own."""
-
-
-def read_space(space: Path | str, additions: Additions | None = None) -> Space:
+def read_space(space: Path | str, additions: ExploreOptions | None = None) -> Space:
     """Read a space from its file, or make one of a target whose keys vary.
 
     Parameters
@@ -104,7 +85,8 @@ def read_space(space: Path | str, additions: Additions | None = None) -> Space:
     space
         File of a space, or a target by its name or file.
     additions
-        Parameters and relations besides those of the file.
+        Options whose parameters, derived values and relations are besides those of the file, and
+        whose machine, technology and constraint set replace them.
 
     Raises
     ------
@@ -112,7 +94,7 @@ def read_space(space: Path | str, additions: Additions | None = None) -> Space:
         In one line: file, key, what is wrong, what is allowed.
     """
     path, table = _space_table(space)
-    return _Reader(path, table, additions or Additions()).space()
+    return _Reader(path, table, additions or ExploreOptions()).space()
 
 
 def _space_table(space: Path | str) -> tuple[Path, SpaceTable]:
@@ -131,7 +113,7 @@ def _space_table(space: Path | str) -> tuple[Path, SpaceTable]:
 class _Reader:
     """Checks the contents of a file."""
 
-    def __init__(self, path: Path, table: SpaceTable, additions: Additions) -> None:
+    def __init__(self, path: Path, table: SpaceTable, additions: ExploreOptions) -> None:
         self._path, self._table, self._additions = path, table, additions
         # Names that the command line gives, whose errors name no file.
         self._origins: dict[str, str] = {}

@@ -49,13 +49,18 @@ class Composites(Emitter):
         if 0 in (*shapes[0], *shapes[1]):
             shape = shape_without_elements(form, *shapes, **options)
             return self.tensor(np.zeros(shape), self.dtype(first))
-        computed = form(
-            *shapes,
+        product = self.form_of(form, first, second, **options).product
+        return self.cast(self.emit(product, first, second), self.dtype(first))
+
+    def form_of(self, form: Callable[..., Form], first: str, second: str, **options: Any) -> Form:
+        """Return the computation of a :meth:`product` of two tensors."""
+        return form(
+            self.shape(first),
+            self.shape(second),
             dtypes=(self.dtype(first), self.dtype(second)),
             varying=not self.builder.is_constant(second),
             **options,
         )
-        return self.cast(self.emit(computed.product, first, second), self.dtype(first))
 
     def matmul(self, a: str, b: str, *, transposed: bool = False) -> str:
         """Emit ``numpy.matmul`` of ``a`` and ``b``, whose last two axes may be transposed first."""

@@ -59,6 +59,14 @@ class CompiledNetwork:
         library = OpenLibrary(self.library.path, self.library.name, threads=threads)
         return RunningNetwork(self, library)
 
+    def outputs_by_name(self, library: OpenLibrary, arrays: Sequence[Array]) -> dict[str, Array]:
+        """Return the outputs of a call in the network's types, from those of the library."""
+        buffers = dict(zip((info.name for info in library.outputs), arrays, strict=True))
+        return {
+            name: as_typed(buffers[self.network.results[name]], self.graph.types[name].dtype)
+            for name in self.graph.outputs
+        }
+
 
 class CallableNetwork(ABC):
     """Loaded network, called with arrays; a context manager that unloads it."""
@@ -150,11 +158,7 @@ class RunningNetwork(CallableNetwork):
                 for info in self.library.outputs
             ]
         outputs = self.library.run(*self.in_order(inputs), out=memory)
-        by_buffer = dict(zip((info.name for info in self.library.outputs), outputs, strict=True))
-        return {
-            name: as_typed(by_buffer[buffers[name]], graph.types[name].dtype)
-            for name in graph.outputs
-        }
+        return self.compiled.outputs_by_name(self.library, outputs)
 
     @property
     def in_place(self) -> dict[str, str]:

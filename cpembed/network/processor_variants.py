@@ -21,7 +21,7 @@ from cpembed.export.library import Contents, Library, write_library
 from cpembed.export.program import Program
 from cpembed.export.sized import SizedProgram
 from cpembed.graph.graph import Array, Graph
-from cpembed.ir.dtypes import as_stored, as_typed
+from cpembed.ir.dtypes import as_stored
 from cpembed.network.build import CompiledNetwork, in_place, library_name, prepared_and_named
 from cpembed.network.plan import plan_network
 from cpembed.network.program import network_program
@@ -186,20 +186,14 @@ def emulated_run(
     inputs : mapping from str to ndarray
     progress : Progress
     """
-    graph, network = compiled.graph, compiled.network
 
     def report(phase: str, count: int) -> None:
-        progress(phase, count, len(graph.operators))
+        progress(phase, count, len(compiled.graph.operators))
 
-    with EmulatedLibrary(network.program, emulator, compiled.plan.threads) as emulated:
+    with EmulatedLibrary(compiled.network.program, emulator, compiled.plan.threads) as emulated:
         # It has the members that verification calls.
         library = cast(loader.Library, emulated)
         verdicts, special_verdicts, changed = verify_rounds(compiled, library, inputs, report)
         results = emulated.run(*(as_stored(inputs[info.name]) for info in emulated.inputs))
-        names = [info.name for info in emulated.outputs]
-    by_buffer = dict(zip(names, results, strict=True))
-    outputs = {
-        name: as_typed(by_buffer[network.results[name]], graph.types[name].dtype)
-        for name in graph.outputs
-    }
+        outputs = compiled.outputs_by_name(library, results)
     return NetworkRun(outputs, tuple(verdicts), None, tuple(special_verdicts), changed)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
@@ -156,28 +157,25 @@ def _output(family: Family[ProductChain], dtype: str, output: str) -> str:
     return stored
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Functions:
-    """Functions of the sums of two products, as parameters name them."""
+    """Functions of the sums of two products and type of the result, as parameters name them."""
 
-    act: str
-    bias: bool
-    end_act: str
-    end_bias: bool
-    residual: bool
+    act: str = "none"
+    bias: bool = False
+    end_act: str = "none"
+    end_bias: bool = False
+    residual: bool = False
+    output: str = ""
 
     def chain(
-        self,
-        family: Family[ProductChain],
-        products: tuple[Computation, Computation],
-        output: str,
+        self, family: Family[ProductChain], first: Computation, second: Computation
     ) -> ProductChain:
         """Return the chain of two products, with its checked functions and type of the result."""
-        first, second = products
         dtype = first.inputs[0].dtype
         family.check_choice("act", self.act)
         family.check_choice("end_act", self.end_act)
-        stored, end = _output(family, dtype, output), ACTIVATIONS[self.end_act]
+        stored, end = _output(family, dtype, self.output), ACTIVATIONS[self.end_act]
         if self.residual:
             total = Apply("add", (Input(0), Input(1)))
             end = substituted(end, lambda _: total)
@@ -197,17 +195,7 @@ class _Functions:
 
 
 def _mlp(
-    m: int,
-    k: int,
-    n: int,
-    p: int,
-    act: str = "none",
-    bias: bool = False,
-    end_act: str = "none",
-    end_bias: bool = False,
-    residual: bool = False,
-    dtype: str = "float16",
-    output: str = "",
+    *, m: int, k: int, n: int, p: int, dtype: str = "float16", **functions: Any
 ) -> ProductChain:
     family = FAMILIES["mlp"]
     family.check_sizes(m=m, k=k, n=n, p=p)
@@ -223,43 +211,26 @@ def _mlp(
         name="down",
         dtypes={"H": dtype, "W2": dtype},
     )
-    functions = _Functions(act, bias, end_act, end_bias, residual)
-    return functions.chain(family, (first, second), output)
+    return _Functions(**functions).chain(family, first, second)
 
 
-def _conv_pointwise(
-    n: int,
-    c: int,
-    h: int,
-    w: int,
-    k: int,
-    r: int,
-    s: int,
-    m: int,
-    pad: int = 0,
-    stride: int = 1,
-    act: str = "none",
-    bias: bool = False,
-    end_act: str = "none",
-    end_bias: bool = False,
-    residual: bool = False,
-    dtype: str = "float16",
-    output: str = "",
-) -> ProductChain:
+_CONVOLUTION = ("n", "c", "h", "w", "k", "r", "s", "pad", "stride")
+"""Parameters of the convolution before a pointwise one."""
+
+
+def _conv_pointwise(*, m: int, dtype: str = "float16", **settings: Any) -> ProductChain:
     family = FAMILIES["conv_pointwise"]
     family.check_sizes(m=m)
-    first = conv2d(
-        n=n, c=c, h=h, w=w, k=k, r=r, s=s, pad=pad, stride=stride, layout="NHWC", dtype=dtype
-    )
-    _, rows, columns, _ = first.output.shape
+    sizes = {name: settings.pop(name) for name in _CONVOLUTION if name in settings}
+    first = conv2d(**sizes, layout="NHWC", dtype=dtype)
+    n, rows, columns, k = first.output.shape
     second = parse_computation(
         "Y[n,p,q,m] += T[n,p,q,k] * W2[m,k]",
         {"n": n, "m": m, "p": rows, "q": columns, "k": k},
         name="pointwise",
         dtypes={"T": dtype, "W2": dtype},
     )
-    functions = _Functions(act, bias, end_act, end_bias, residual)
-    return functions.chain(family, (first, second), output)
+    return _Functions(**settings).chain(family, first, second)
 
 
 def _sizes(**meanings: str) -> tuple[Parameter, ...]:

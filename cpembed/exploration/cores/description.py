@@ -12,12 +12,13 @@ from pathlib import Path
 from cpembed.cost.machine.technology import Sram, technology
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import CpembedError, SpecError
+from cpembed.exploration.described.silicon import MemorySilicon, Silicon
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.hw.schema import close_match, joined
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.family import Activity, Point, Value
+from cpembed.targets.family import Point, Value
 
 SUMS = {"int8": "int32", "uint8": "int32", "float16": "float32", "float32": "float32"}
 """Element types of sums by those of the factors."""
@@ -361,7 +362,7 @@ def read_core(key: PointKey) -> tuple[Core, Silicon]:
     # Only now, since it converts the values without checks.
     core = Core.at(point)
     costs = silicon(core)
-    cycle = costs.scratchpad.cycle_ns
+    cycle = _scratchpad(core).cycle_ns
     # Nanoseconds times MHz: a cycle is 1000 / MHz ns.
     if cycle * core.clock_mhz > 1000:
         raise SpecError(
@@ -391,103 +392,36 @@ def _check_names(point: dict[str, Value]) -> None:
 
 # ------------------------------------------------------------------------------ area and energy
 
-_MIN_SRAM_WORDS, _MIN_SRAM_BYTES = 32, 64
-"""Minimum size of a macro of SRAM: CACTI finds no organisation of a smaller one, which is a
-register file instead."""
-
 _LOCAL_MACROS = 2
 """Number of macros of a local memory: one is read while the other is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalMemory:
-    """Area, leakage and energies of a byte of the local memory of one processing element.
-
-    All are 0 where there is none.
-    """
-
-    area_um2: float = 0.0
-    leakage_w: float = 0.0
-    read_pj: float = 0.0
-    write_pj: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Silicon:
-    """Areas, leakage and energies of a core's parts.
-
-    ``pe_um2`` is the area of one processing element with its registers and without its local
-    memory. Energies of memories are of a byte, that of ``mac_pj`` is of a multiply-accumulate. What
-    no source has by parameter is not counted: the network between scratchpad and array, the DMA
-    engine, the controller, and leakage of logic.
-    """
-
-    pe_um2: float
-    local: LocalMemory
-    scratchpad: Sram
-    mac_pj: float
-    dram_pj: float
-    elements: int
-
-    @property
-    def area_um2(self) -> float:
-        element = self.pe_um2 + self.local.area_um2
-        return element * self.elements + self.scratchpad.area_um2
-
-    @property
-    def leakage_w(self) -> float:
-        return self.local.leakage_w * self.elements + self.scratchpad.leakage_w
-
-    def energy_pj(self, activity: Activity, clock_mhz: float) -> float:
-        """Return the energy of a layer, including leakage during its cycles."""
-        counts = activity.counts
-        dynamic = (
-            counts["macs"] * self.mac_pj
-            + counts.get("local.read", 0.0) * self.local.read_pj
-            + counts.get("local.written", 0.0) * self.local.write_pj
-            + counts["scratchpad.read"] * self.scratchpad.read_pj_per_byte
-            + counts["scratchpad.written"] * self.scratchpad.write_pj_per_byte
-            + (counts["dram.read"] + counts["dram.written"]) * self.dram_pj
-        )
-        # W over cycles of 1/MHz is uJ.
-        return dynamic + self.leakage_w * activity.cycles / clock_mhz * 1e6
 
 
 def silicon(core: Core) -> Silicon:
     """Return the areas and energies of a core.
 
-    Raises :class:`~cpembed.errors.SpecError` where the technology has no such memory or unit.
+    What no source has by parameter is not counted: the network between scratchpad and array, the
+    DMA engine, the controller, and leakage of logic. Raises :class:`~cpembed.errors.SpecError`
+    where the technology has no such memory or unit.
     """
-    tables = technology(core.technology)
-    scratchpad = tables.sram(core.scratchpad_bytes, core.bank_bits, core.banks)
+    tables, elements = technology(core.technology), core.elements
     mac = tables.mac(core.dtype, core.sums)
     # Registers of a processing element: two factors and a sum.
     bits = 8 * (2 * size_bytes(core.dtype) + size_bytes(core.sums))
+    memories = {
+        "scratchpad": MemorySilicon.of_sram(_scratchpad(core)),
+        "dram": MemorySilicon.of_dram(tables),
+    }
+    if core.local_bytes:
+        width = 8 * size_bytes(core.type_of(core.intrinsic.stationary))
+        size = core.local_bytes / elements
+        memories["local"] = MemorySilicon.of_memory(tables, size, width, _LOCAL_MACROS, elements)
     return Silicon(
-        pe_um2=mac.area_um2 + tables.register_area_um2(bits),
-        local=_local_memory(core),
-        scratchpad=scratchpad,
-        mac_pj=mac.energy_pj + tables.register_pj(bits),
-        dram_pj=tables.dram_pj(1),
-        elements=core.elements,
+        memories,
+        units_um2=elements * (mac.area_um2 + tables.register_area_um2(bits)),
+        computed="macs",
+        compute_pj=mac.energy_pj + tables.register_pj(bits),
     )
 
 
-def _local_memory(core: Core) -> LocalMemory:
-    if not core.local_bytes:
-        return LocalMemory()
-    tables = technology(core.technology)
-    size = core.local_bytes / core.elements
-    width = 8 * size_bytes(core.type_of(core.intrinsic.stationary))
-    # Too small for CACTI, so registers instead.
-    if size / _LOCAL_MACROS < max(_MIN_SRAM_BYTES, _MIN_SRAM_WORDS * width / 8):
-        energy = tables.register_pj(8)
-        area = tables.register_area_um2(8 * size)
-        return LocalMemory(area_um2=area, read_pj=energy, write_pj=energy)
-    sram = tables.sram(size, width, _LOCAL_MACROS)
-    return LocalMemory(
-        area_um2=sram.area_um2,
-        leakage_w=sram.leakage_w,
-        read_pj=sram.read_pj_per_byte,
-        write_pj=sram.write_pj_per_byte,
-    )
+def _scratchpad(core: Core) -> Sram:
+    return technology(core.technology).sram(core.scratchpad_bytes, core.bank_bits, core.banks)

@@ -162,7 +162,10 @@ class EmbeddedFamily(DescribedFamily):
     # -- layers -----------------------------------------------------------------------------------
 
     def typed(self, layer: Layer) -> Work:
-        return _typed(layer.workload(default_dtypes(self.base)), self.base, layer.label)
+        workload = layer.workload(default_dtypes(self.base))
+        if is_typed([layer.label]):
+            return workload
+        return typed_by_roles(workload, self.base.instruction)
 
     def group(self, point: Point) -> Hashable:
         return self.digest(point), self.machine or "", self._constraints_text
@@ -186,7 +189,7 @@ class EmbeddedFamily(DescribedFamily):
             # typed() cannot know the point, so the element types are replaced here.
             names = [operand.name for operand in workload.operands]
             types = dict(zip(names, default_dtypes(spec), strict=False))
-            workload = _typed(workload.with_dtypes(types), spec, "")
+            workload = typed_by_roles(workload.with_dtypes(types), spec.instruction)
         constraints = None if self.constraints is None else load_constraint_set(self.constraints)
         options = EstimateOptions(
             # Named, so that the description is asked at all points, and no back end at some.
@@ -291,10 +294,6 @@ def _silicon_of(
         return silicon(spec, machine_of(spec, machine), technology_name)
     except SpecError:
         return None
-
-
-def _typed(workload: Computation, spec: HardwareSpec, label: str) -> Computation:
-    return workload if is_typed([label]) else typed_by_roles(workload, spec.instruction)
 
 
 def _sizes(tile: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cpembed.cost.machine.technology import Technology, Unit, technology
+from cpembed.cost.machine.technology import Sram, Technology, Unit, technology
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.hw.machine import Hierarchy, Memory
@@ -41,19 +41,56 @@ class MemorySilicon:
     kind: str
     """``SRAM``, ``registers`` or ``DRAM``."""
 
+    @staticmethod
+    def of_dram(tables: Technology) -> MemorySilicon:
+        """Return main memory, which has no area of its own."""
+        energy = tables.dram_pj(1)
+        return MemorySilicon(0.0, 0.0, energy, energy, "DRAM")
+
+    @staticmethod
+    def of_memory(
+        tables: Technology, size: float, bits: float, banks: int, units: int
+    ) -> MemorySilicon:
+        """Return the SRAM of each unit, or its registers where the tables have none so small.
+
+        Parameters
+        ----------
+        tables
+            The technology.
+        size
+            Bytes of a unit's memory.
+        bits
+            Bits of an access to a bank.
+        banks
+            Number of banks of a unit's memory.
+        units
+            Number of units.
+        """
+        if size / banks < max(_MIN_SRAM_BYTES, _MIN_SRAM_WORDS * bits / 8):
+            area, energy = tables.register_area_um2(8 * size), tables.register_pj(8)
+            return MemorySilicon(area * units, 0.0, energy, energy, "registers")
+        return MemorySilicon.of_sram(tables.sram(size, bits, banks), units)
+
+    @staticmethod
+    def of_sram(sram: Sram, units: int = 1) -> MemorySilicon:
+        """Return the SRAM of all units."""
+        area, leakage = sram.area_um2 * units, sram.leakage_w * units
+        read, write = sram.read_pj_per_byte, sram.write_pj_per_byte
+        return MemorySilicon(area, leakage, read, write, "SRAM")
+
 
 @dataclass(frozen=True)
 class Silicon:
     """Areas, leakage and energies of a machine's parts, by memory.
 
-    ``mac_pj`` is the energy of a multiply-accumulate, ``macs`` how many an execution has,
-    ``units_um2`` the area of the units that execute.
+    ``compute_pj`` is the energy of what is ``computed``, the name of a count of an activity, and
+    ``units_um2`` the area of the units that compute.
     """
 
     memories: Mapping[str, MemorySilicon]
-    mac_pj: float
-    macs: int
     units_um2: float
+    computed: str
+    compute_pj: float
 
     @property
     def area_um2(self) -> float:
@@ -70,7 +107,7 @@ class Silicon:
     def energy_by_level(self, activity: Activity, clock_mhz: float) -> dict[str, float]:
         """Return the energy of a layer's executions, of each memory, and of leakage."""
         counts = activity.counts
-        levels = {"compute": counts["executions"] * self.macs * self.mac_pj}
+        levels = {"compute": counts[self.computed] * self.compute_pj}
         for name, memory in self.memories.items():
             levels[name] = counts.get(f"{name}.read", 0.0) * memory.read_pj
             levels[name] += counts.get(f"{name}.written", 0.0) * memory.write_pj
@@ -108,7 +145,8 @@ def silicon(spec: HardwareSpec, machine: Hierarchy, name: str = DEFAULT_TECHNOLO
     # An execution that takes several cycles uses its multipliers one after the other.
     multipliers = math.ceil(instruction.macs / machine.compute.cycles)
     units = machine.levels[0][0].units * multipliers
-    return Silicon(memories, mac.energy_pj, instruction.macs, units * mac.area_um2)
+    compute_pj = instruction.macs * mac.energy_pj
+    return Silicon(memories, units * mac.area_um2, "executions", compute_pj)
 
 
 def tile_bytes(instruction: Instruction, operand: str) -> int:
@@ -132,8 +170,7 @@ def _memory(
     memory: Memory, machine: Hierarchy, instruction: Instruction, tables: Technology
 ) -> MemorySilicon:
     if memory.parent is None:
-        energy = tables.dram_pj(1)
-        return MemorySilicon(0.0, 0.0, energy, energy, "DRAM")
+        return MemorySilicon.of_dram(tables)
     tiles = sum(
         tile_bytes(instruction, name)
         for name, place in instruction.memory.items()
@@ -149,15 +186,4 @@ def _memory(
     bits = max(8 * width, float(_WIDTHS[0]))
     banks = max(memory.banks, math.ceil(bits / _WIDTHS[1]), 1)
     bits = max(bits / banks, float(_WIDTHS[0]))
-    if capacity / banks < max(_MIN_SRAM_BYTES, _MIN_SRAM_WORDS * bits / 8):
-        area = tables.register_area_um2(8 * capacity) * memory.units
-        energy = tables.register_pj(8)
-        return MemorySilicon(area, 0.0, energy, energy, "registers")
-    sram = tables.sram(capacity, bits, banks)
-    return MemorySilicon(
-        sram.area_um2 * memory.units,
-        sram.leakage_w * memory.units,
-        sram.read_pj_per_byte,
-        sram.write_pj_per_byte,
-        "SRAM",
-    )
+    return MemorySilicon.of_memory(tables, capacity, bits, banks, memory.units)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from cpembed.exploration.shapes.cells import (
     search_cell,
 )
 from cpembed.exploration.shapes.choice import Columns, Costs, NearSets, SetChoice
-from cpembed.exploration.shapes.shape import Cost, Shape
+from cpembed.exploration.shapes.shape import Cost, Shape, template
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import Workers
@@ -50,7 +50,7 @@ class CellSearch:
     workers: Workers
     clock: Clock
     report: Callable[[int], None]
-    spec: HardwareSpec | None = None
+    spec: HardwareSpec = field(default_factory=template)
 
 
 class CellTable:

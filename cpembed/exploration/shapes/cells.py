@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from cpembed.cost.bounds import Lower, best_first
@@ -24,7 +24,7 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.result import SearchResult, merged
 from cpembed.embedding.search import find_embeddings
 from cpembed.errors import InvariantError, TransformError
-from cpembed.exploration.shapes.shape import PICOSECONDS, Cost, Shape, instruction_of
+from cpembed.exploration.shapes.shape import PICOSECONDS, Cost, Shape, instruction_of, template
 from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import Task, Workers
@@ -86,13 +86,13 @@ def keyed_results(
 class Cell:
     """A shape in a layer (on the element types of the instruction), under a constraint set.
 
-    ``spec`` has the element types and memories of the shapes; None for the template.
+    ``spec`` has the element types and memories of the shapes.
     """
 
     workload: Computation
     constraints: ConstraintSet
     shape: Shape
-    spec: HardwareSpec | None = None
+    spec: HardwareSpec = field(default_factory=template)
 
     @property
     def instruction(self) -> Instruction:

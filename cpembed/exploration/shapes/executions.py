@@ -65,7 +65,7 @@ class LayerExecutions:
     ``commuted`` marks shapes that fit only with commuted factors. ``reason`` says why no shape
     fits. ``obstacle`` says why tables do not hold the executions, which then are lower bounds.
     ``inside`` are lower bounds of the executions that multiply more than padding, which alone take
-    time on a described machine; None where no machine is described.
+    time on a described machine; None where times are not asked for.
     """
 
     executions: NDArray[np.float64]
@@ -79,7 +79,8 @@ def layer_executions(
     workload: Computation,
     constraints: ConstraintSet,
     scope: Scope,
-    spec: HardwareSpec | None = None,
+    spec: HardwareSpec,
+    timed: bool = False,
 ) -> LayerExecutions:
     """Return the fewest instruction executions that the layer needs on each shape.
 
@@ -95,13 +96,15 @@ def layer_executions(
     scope
         Instruction shapes to evaluate.
     spec
-        Specification with the element types and memories of all shapes; None for the template.
+        Specification with the element types and memories of all shapes.
+    timed
+        True for ``inside``, the lower bounds for times.
     """
     instruction = representative(spec)
     table = _tabulated(workload, constraints, scope, instruction)
     if table.reason is not None:
         return table
-    if spec is not None:
+    if timed:
         table = replace(table, inside=_inside(workload, constraints, scope, instruction))
     if table.obstacle is not None:
         table = replace(table, executions=_lower_bounds(workload, constraints, scope, instruction))

@@ -33,6 +33,7 @@ from cpembed.exploration.shapes.shape import (
     Scope,
     Shape,
     ShapedLayer,
+    target_text,
     template_of,
     tile_bytes,
 )
@@ -77,6 +78,12 @@ class Question:
         if self.cost.machine is not None:
             return self.cost.machine.spec
         return template_of(self.dtypes)
+
+    def target_text(self, shape: Shape) -> str:
+        """Return a shape's target as TOML."""
+        if self.cost.machine is not None:
+            return self.cost.machine.text(shape)
+        return target_text(shape, self.constraints.name, self.spec)
 
     def admitted(self) -> NDArray[np.int64]:
         """Return the columns of the shapes that the buffer and the total of a set admit."""
@@ -142,7 +149,7 @@ def tabulate(
     """
     calls = {
         n: (
-            (workload, question.constraints, question.scope, question.spec),
+            (workload, question.constraints, question.scope, question.spec, question.cost.is_time),
             f"executions of {workload.name}",
         )
         for n, workload in enumerate(layers.workloads)

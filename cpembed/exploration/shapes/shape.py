@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.driver.bench_layers import layer_workload, named_suite
-from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
 from cpembed.errors import CpembedError, WorkloadError
 from cpembed.files import write_whole
 from cpembed.graph.graph import Graph
@@ -28,7 +27,6 @@ from cpembed.hw.schema import close_match
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import INPUT_DTYPES, size_bytes
 from cpembed.resources import constraint_files
-from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer
 
 if TYPE_CHECKING:
@@ -237,19 +235,16 @@ def template_of(dtypes: Sequence[str] | None = None) -> HardwareSpec:
     return replace(spec, instruction=instruction)
 
 
-def representative(spec: HardwareSpec | None = None) -> Instruction:
-    """Return a small instruction that stands for all shapes where only the axes' roles matter.
-
-    ``spec`` has its element types and memories; None for the template.
-    """
+def representative(spec: HardwareSpec) -> Instruction:
+    """Return a small instruction that stands for all shapes where only the axes' roles matter."""
     axes = {name: InstructionAxis(name, 1, 4) for name in AXES}
-    return _instruction("matrix_product", axes, spec or template())
+    return _instruction("matrix_product", axes, spec)
 
 
-def instruction_of(shape: Shape, spec: HardwareSpec | None = None) -> Instruction:
+def instruction_of(shape: Shape, spec: HardwareSpec) -> Instruction:
     """Return the instruction of a shape, on the element types and memories of a specification."""
     axes = {name: InstructionAxis(name, size, size) for name, size in shape.extents.items()}
-    return _instruction(f"gemm_{shape}", axes, spec or template())
+    return _instruction(f"gemm_{shape}", axes, spec)
 
 
 def _instruction(name: str, axes: Mapping[str, InstructionAxis], spec: HardwareSpec) -> Instruction:
@@ -272,9 +267,9 @@ def _description(shape: Shape, spec: HardwareSpec) -> str:
     return f"virtual matrix product, {shape}, {first} x {second} -> {result}"
 
 
-def tile_bytes(shapes: Extents, spec: HardwareSpec | None = None) -> NDArray[np.int64]:
+def tile_bytes(shapes: Extents, spec: HardwareSpec) -> NDArray[np.int64]:
     """Return the bytes of the tiles of all operands of each shape."""
-    instruction = (spec or template()).instruction
+    instruction = spec.instruction
     columns = {axis: shapes[:, place] for place, axis in enumerate(AXES)}
     total = np.zeros(len(shapes), np.int64)
     for operand in instruction.computation.operands:
@@ -301,41 +296,19 @@ def _files_of(path: Path, shapes: Sequence[Shape]) -> list[Path]:
     return [path.with_name(f"{path.stem}_{shape}{path.suffix}") for shape in shapes]
 
 
-def save(
-    path: Path, shapes: Sequence[Shape], constraints: str, spec: HardwareSpec | None = None
-) -> list[Path]:
-    """Write all of the targets, or none, and return their files.
+def save(path: Path, texts: Mapping[Shape, str]) -> list[Path]:
+    """Write targets, all or none, and return their files.
 
     Parameters
     ----------
     path
         The file of a single target, or the pattern of several names.
-    shapes
-        The shapes.
-    constraints
-        The name of the constraint set under which they were found.
-    spec
-        Specification with the element types and memories; None for the template.
-    """
-    texts = [_target_text(shape, constraints, spec or template()) for shape in shapes]
-    return save_texts(path, shapes, texts)
-
-
-def save_texts(path: Path, shapes: Sequence[Shape], texts: Sequence[str]) -> list[Path]:
-    """Write the texts of targets, all or none, and return their files.
-
-    Parameters
-    ----------
-    path
-        The file of a single target, or the pattern of several names.
-    shapes
-        The shapes.
     texts
         The text of each shape's target.
     """
     written: list[Path] = []
     try:
-        for file, text in zip(_files_of(path, shapes), texts, strict=True):
+        for file, text in zip(_files_of(path, list(texts)), texts.values(), strict=True):
             write_whole(file, text)
             written.append(file)
     # Also on an interrupt: some of the files would pass for all of them.
@@ -347,8 +320,18 @@ def save_texts(path: Path, shapes: Sequence[Shape], texts: Sequence[str]) -> lis
     return written
 
 
-def _target_text(shape: Shape, constraints: str, spec: HardwareSpec) -> str:
-    """Return the text of a target. It names shipped constraint sets only: a path is the user's."""
+def target_text(shape: Shape, constraints: str, spec: HardwareSpec) -> str:
+    """Return a shape's target as TOML.
+
+    Parameters
+    ----------
+    shape
+        The shape.
+    constraints
+        The name of the constraint set under which it was found.
+    spec
+        Specification with the element types and memories.
+    """
     instruction = spec.instruction
     lines = [
         "# The matrix product of BLAS level 3 in a shape that `cpembed shape` found: no hardware",
@@ -381,10 +364,9 @@ def _target_text(shape: Shape, constraints: str, spec: HardwareSpec) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """A suite or a model, with the layout of images and the shapes of a model's inputs."""
+    """A suite or a model, with the shapes of a model's inputs."""
 
     name: str
-    layout: str = "NCHW"
     inputs: Mapping[str, Sequence[int]] | None = None
 
 
@@ -418,21 +400,18 @@ class LayerSet:
         return sum(layer.count for layer in self.layers if layer.computation == computation)
 
 
-def read_layers(model: Model, spec: HardwareSpec | None = None) -> LayerSet:
-    """Return the layers of a suite or a model, on the element types of the instruction.
+def read_layers(model: Model, spec: HardwareSpec) -> LayerSet:
+    """Return the layers of a suite or a model, on the element types of a specification.
 
-    ``spec`` has these; None for the template.
-
-    Raises :class:`WorkloadError` if the suite is unknown, or a layer does not have the layout.
+    Raises :class:`WorkloadError` if the suite is unknown.
     """
-    # Every shape has the template's element types, so that layers are typed once.
-    spec = spec or template()
+    # Every shape has the specification's element types, so that layers are typed once.
     suite = named_suite(model.name, spec, model.inputs)
     numbers: dict[Computation, int] = {}
     layers: list[ShapedLayer] = []
     products: dict[Computation, int] = {}
     for layer in suite.layers:
-        workload = _typed(layer, model.layout, spec)
+        workload = layer_workload(layer, spec)
         # Layers of the same computation differ in their names after the first word.
         number = numbers.setdefault(replace(workload, name=workload.name.split()[0]), len(numbers))
         layers.append(
@@ -441,11 +420,3 @@ def read_layers(model: Model, spec: HardwareSpec | None = None) -> LayerSet:
         if isinstance(layer, ComputedLayer):
             products[layer.computation] = number
     return LayerSet(suite.name, tuple(layers), tuple(numbers), suite.graph, of_product=products)
-
-
-def _typed(layer: Layer, layout: str, spec: HardwareSpec) -> Computation:
-    """Return a layer on the element types of the instruction, unless it names its own."""
-    if isinstance(layer, ComputedLayer):
-        return layer_workload(layer, layout, spec)
-    workload = layer.workload(default_dtypes(spec), layout)
-    return workload if is_typed([layer.label]) else typed_by_roles(workload, spec.instruction)

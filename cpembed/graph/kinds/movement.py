@@ -232,6 +232,15 @@ class Resize(Kind):
         rounded = np.floor(places) if self.nearest == "floor" else np.ceil(places - 0.5)
         return np.clip(rounded, 0, size - 1).astype(np.int64)
 
+    def neighbours(self, size: int, result: int) -> tuple[Array, Array, Array]:
+        """Return the indices between which each element is in mode ``linear``, and how far.
+
+        The distance is from the first of them.
+        """
+        places = np.clip(self.places(size, result), 0, size - 1)
+        low = np.floor(places).astype(np.int64)
+        return low, np.minimum(low + 1, size - 1), places - low
+
     @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         value = inputs[0]
@@ -245,10 +254,8 @@ class Resize(Kind):
             if self.mode == "nearest":
                 value = np.take(value, self.indices(size, result), axis)
                 continue
-            places = np.clip(self.places(size, result), 0, size - 1)
-            low = np.floor(places).astype(np.int64)
-            high = np.minimum(low + 1, size - 1)
-            weight = (places - low).reshape([-1 if d == axis else 1 for d in range(value.ndim)])
+            low, high, distance = self.neighbours(size, result)
+            weight = distance.reshape([-1 if d == axis else 1 for d in range(value.ndim)])
             a, b = (np.take(value, i, axis).astype(np.float64) for i in (low, high))
             value = a * (1 - weight) + b * weight
         return (value.astype(inputs[0].dtype),)

@@ -224,14 +224,14 @@ def _extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
                 improved = f"({improved} or {is_nan(Value(element, dtype))}) and {is_number}"
             return improved
 
-        def take(lane: str, places: Sequence[str]) -> None:
-            element = load_as(f"in0[{places[1]}]", source.dtype, dtype)
-            is_better = is_improved(element, lane)
-            script.line(
-                f"{position}[{lane}] = T.Select({is_better}, {places[2]}, {position}[{lane}])"
-            )
+        def join(lane: str, element: str, place: str, wins: str) -> None:
+            script.line(f"{position}[{lane}] = T.Select({wins}, {place}, {position}[{lane}])")
             joined = join_of(operation, dtype)(f"{best}[{lane}]", element)
             script.line(f"{best}[{lane}] = {joined}")
+
+        def take(lane: str, places: Sequence[str]) -> None:
+            element = load_as(f"in0[{places[1]}]", source.dtype, dtype)
+            join(lane, element, places[2], is_improved(element, lane))
 
         def store(lane: str, places: Sequence[str]) -> None:
             script.line(f'out0[{places[0]}] = T.cast({position}[{lane}], "int64")')
@@ -249,10 +249,7 @@ def _extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
                     both = (Value(x, dtype) for x in (element, f"{best}[{lane}]"))
                     is_tie = f"({is_tie} or ({' and '.join(map(is_nan, both))}))"
                 is_earlier = f"({is_tie} and {at} < {position}[{lane}])"
-                wins = f"({is_improved(element, lane)}) or {is_earlier}"
-                script.line(f"{position}[{lane}] = T.Select({wins}, {at}, {position}[{lane}])")
-                joined = join_of(operation, dtype)(f"{best}[{lane}]", element)
-                script.line(f"{best}[{lane}] = {joined}")
+                join(lane, element, at, f"({is_improved(element, lane)}) or {is_earlier}")
         reduction.once(kernel, store)
     return kernel.plan(kind.label)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,13 +47,12 @@ def resize_plan(kind: Resize, operands: Operands) -> KernelPlan:
         tables = {axis: kind.indices(size, result) for axis, size, result in changed}
         return _tabulated("resize", tables, operands)
     # Axes whose size stays would be interpolated with weight 0.
-    lines = [_Line.along(kind, *change) for change in changed]
+    lines = {axis: kind.neighbours(size, result) for axis, size, result in changed}
     indices = axes(len(output.shape))
-    interpolated = {line.axis for line in lines}
     nest = nest_over(
         output.shape,
-        [View(output.layout, indices), View(source.layout, _at_zero(indices, interpolated))],
-        points=sorted(interpolated),
+        [View(output.layout, indices), View(source.layout, _at_zero(indices, set(lines)))],
+        points=[*lines],
     )
     wide = "float32" if source.dtype in ("float32", "float16", "bfloat16") else "float64"
     kernel = Kernel(operands, operands.chunks(8.0, [output, output]))
@@ -66,15 +64,13 @@ def resize_plan(kind: Resize, operands: Operands) -> KernelPlan:
             # Nested in the order of the definition, whose roundings it repeats.
             if number < 0:
                 return kernel.bind(load_as(f"in0[{place}]", source.dtype, wide))
-            line, at = lines[number], points[number]
+            axis, at = [*lines][number], points[number]
+            *sides, distance = lines[axis]
             low, high = (
                 value(number - 1, f"{place} + {kernel.constant(steps, at)}")
-                for steps in (
-                    distances(source.layout, line.axis, line.low),
-                    distances(source.layout, line.axis, line.high),
-                )
+                for steps in (distances(source.layout, axis, indices) for indices in sides)
             )
-            weight = kernel.bind(kernel.constant(line.weight.astype(wide), at))
+            weight = kernel.bind(kernel.constant(distance.astype(wide), at))
             first = rounded_product(f"{low} * ({literal(1, wide)} - {weight})", wide)
             second = rounded_product(f"{high} * {weight}", wide)
             return kernel.bind(f"{first} + {second}")
@@ -90,31 +86,6 @@ def _cut(kernel: Kernel, text: str, wide: str, dtype: str) -> str:
         truncated = f'T.cast({text}, "{"int64" if np.dtype(dtype).itemsize == 8 else "int32"}")'
         return f'T.cast({truncated}, "{dtype}")'
     return converted(kernel.bind, Value(text, wide), dtype)
-
-
-@dataclass(frozen=True)
-class _Line:
-    """Linear interpolation along an axis.
-
-    Attributes
-    ----------
-    low, high : ndarray of int
-        Indices of the input on both sides of each result.
-    weight : ndarray of float
-        Weight of the element at ``high``.
-    """
-
-    axis: int
-    low: Array
-    high: Array
-    weight: Array
-
-    @classmethod
-    def along(cls, kind: Resize, axis: int, size: int, result: int) -> _Line:
-        """Interpolate an axis from ``size`` to ``result`` elements."""
-        places = np.clip(kind.places(size, result), 0, size - 1)
-        low = np.floor(places).astype(np.int64)
-        return cls(axis, low, np.minimum(low + 1, size - 1), places - low)
 
 
 def _tabulated(label: str, tables: dict[int, Array], operands: Operands) -> KernelPlan:

@@ -6,15 +6,18 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.options import Subcommand, file_option, json_option, seed_option
+from cpembed.cli.options import file_option, json_option, seed_option
 from cpembed.cli.output import message, print_json, print_text, write
+from cpembed.cli.parameters import argument, subcommand
+from cpembed.driver.options import REQUIRED, option
 from cpembed.errors import ProgramError
 from cpembed.files import write_whole
 
@@ -25,25 +28,25 @@ if TYPE_CHECKING:
     from cpembed.targets.vta.timing import Timing
     from cpembed.targets.vta.tokens import Policy
 
-F = TypeVar("F", bound=Callable[..., Any])
 # Modules of the target are imported inside of the commands: they take numpy and TVM with them.
 _PATH = click.Path(path_type=Path)
-_program = click.argument("path", metavar="PROGRAM", type=_PATH)
-
 
 # FILE may be a device, which never ends.
 _MAX_TEXT_BYTES = 1 << 29
 """Maximum size of an assembly text in bytes, 512 MiB."""
 
 
-def _output_option(text: str) -> Callable[[F], F]:
-    kind = click.Path(dir_okay=False, path_type=Path)
-    return click.option("-o", "--output", type=kind, metavar="FILE", help=text)
+def _program() -> Any:
+    return argument(metavar="PROGRAM", type=_PATH)
 
 
-def _memory_option(name: str, default: int, text: str) -> Callable[[F], F]:
-    """Return the option of one size of the memory system."""
-    return click.option(name, type=int, default=default, metavar="N", show_default=True, help=text)
+def _output_option(text: str) -> Any:
+    return option(None, text, flag="-o --output", metavar="FILE")
+
+
+def _memory_option(default: int, text: str) -> Any:
+    """Declare the option of one size of the memory system."""
+    return option(default, text, metavar="N", type=int)
 
 
 @click.group()
@@ -59,18 +62,22 @@ def command() -> None:
     """
 
 
-@command.command("asm", cls=Subcommand, short_help="Assemble a text and save the program.")
-@click.argument("file", metavar="FILE", type=click.Path(allow_dash=True))
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=_PATH,
-    metavar="PROGRAM",
-    help="Where the program goes: a directory, or a zip if the name ends in .zip.",
-)
-@json_option
-def asm(*, file: str, output: Path, as_json: bool) -> int:
+@dataclass(frozen=True, kw_only=True)
+class AssembleArguments:
+    """Command line of ``cpembed vta asm``."""
+
+    file: str = argument(metavar="FILE", type=click.Path(allow_dash=True))
+    output: Path = option(
+        REQUIRED,
+        "Where the program goes: a directory, or a zip if the name ends in .zip.",
+        flag="-o --output",
+        metavar="PROGRAM",
+    )
+    as_json: bool = json_option()
+
+
+@subcommand("asm", AssembleArguments, command, short_help="Assemble a text and save the program.")
+def asm(arguments: AssembleArguments) -> int:
     """Assemble a text (- is the standard input) and save the program, replacing an existing one.
 
     \b
@@ -79,10 +86,11 @@ def asm(*, file: str, output: Path, as_json: bool) -> int:
     from cpembed.targets.vta.assembler import assemble
     from cpembed.targets.vta.program import save_program
 
+    file, output = arguments.file, arguments.output
     program = assemble(_read(file), "standard input" if file == "-" else file)
     save_program(program, output)
     count, size, tensors = len(program.instructions), len(program.dram), list(program.tensors)
-    if as_json:
+    if arguments.as_json:
         counts = {"instructions": count, "dram_bytes": size, "tensors": tensors}
         print_json({"program": str(output), **counts})
     else:
@@ -91,11 +99,17 @@ def asm(*, file: str, output: Path, as_json: bool) -> int:
     return 0
 
 
-@command.command("disasm", cls=Subcommand)
-@_program
-@click.option("--no-data", is_flag=True, help="Leave out what tensors other than micro-ops hold.")
-@_output_option("Write the text to FILE instead of the standard output.")
-def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
+@dataclass(frozen=True, kw_only=True)
+class DisassembleArguments:
+    """Command line of ``cpembed vta disasm``."""
+
+    path: Path = _program()
+    no_data: bool = option(False, "Leave out what tensors other than micro-ops hold.")
+    output: Path | None = _output_option("Write the text to FILE instead of the standard output.")
+
+
+@subcommand("disasm", DisassembleArguments, command)
+def disasm(arguments: DisassembleArguments) -> int:
     """Print a saved program as text, which `cpembed vta asm` reads.
 
     \b
@@ -104,21 +118,27 @@ def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
     from cpembed.targets.vta.assembly import disassemble
     from cpembed.targets.vta.program import load_program
 
-    text = disassemble(load_program(path), data=not no_data)
-    if output is None:
+    text = disassemble(load_program(arguments.path), data=not arguments.no_data)
+    if arguments.output is None:
         write(text)
     else:
-        write_whole(output, text)
+        write_whole(arguments.output, text)
     return 0
 
 
-@command.command(
-    "check", cls=Subcommand, short_help="Say whether a program is legal: exit code 0 or 2."
+@dataclass(frozen=True, kw_only=True)
+class CheckArguments:
+    """Command line of ``cpembed vta check``."""
+
+    path: Path = _program()
+    every: bool = option(False, "List every violation, not only the first.", flag="--all")
+    as_json: bool = json_option()
+
+
+@subcommand(
+    "check", CheckArguments, command, short_help="Say whether a program is legal: exit code 0 or 2."
 )
-@_program
-@click.option("--all", "every", is_flag=True, help="List every violation, not only the first.")
-@json_option
-def check(*, path: Path, every: bool, as_json: bool) -> int:
+def check(arguments: CheckArguments) -> int:
     """Say whether a program is legal on every implementation of VTA: exit code 0, or 2 where not.
 
     \b
@@ -127,9 +147,10 @@ def check(*, path: Path, every: bool, as_json: bool) -> int:
     from cpembed.targets.vta.checker import violations
     from cpembed.targets.vta.program import load_program
 
+    path, every = arguments.path, arguments.every
     program = load_program(path)
     problems = violations(program, limit=None if every else 1)
-    if as_json:
+    if arguments.as_json:
         rows = [{"instruction": v.instruction, "problem": v.line(program)} for v in problems]
         print_json({"legal": not problems, "violations": rows})
     elif not problems:
@@ -142,19 +163,27 @@ def check(*, path: Path, every: bool, as_json: bool) -> int:
     return ProgramError.exit_code if problems else 0
 
 
-@command.command("run", cls=Subcommand, short_help="Execute a program on the functional simulator.")
-@_program
-@_output_option("Save what was written: .npz, or .npy where it is one tensor.")
-@click.option(
-    "--order",
-    type=click.Choice(["round_robin", "load_first", "store_first", "random"]),
-    default="round_robin",
-    show_default=True,
-    help="Which of the modules that can go on goes first; results do not depend on it.",
+@dataclass(frozen=True, kw_only=True)
+class RunArguments:
+    """Command line of ``cpembed vta run``."""
+
+    path: Path = _program()
+    output: Path | None = _output_option(
+        "Save what was written: .npz, or .npy where it is one tensor."
+    )
+    order: Policy = option(
+        "round_robin",
+        "Which of the modules that can go on goes first; results do not depend on it.",
+        choices=("round_robin", "load_first", "store_first", "random"),
+    )
+    seed: int = seed_option("Seed of --order random.")
+    as_json: bool = json_option()
+
+
+@subcommand(
+    "run", RunArguments, command, short_help="Execute a program on the functional simulator."
 )
-@seed_option("Seed of --order random.")
-@json_option
-def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: bool) -> int:
+def run(arguments: RunArguments) -> int:
     """Execute a program on the functional simulator and print the tensors that it wrote.
 
     \b
@@ -163,33 +192,37 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
     from cpembed.targets.vta.program import load_program
     from cpembed.targets.vta.simulator import output_names, simulate
 
-    program = load_program(path)
+    program = load_program(arguments.path)
     # Before the simulation: a wrong name should not cost its time.
     names = output_names(program)
-    _check_output(output, names)
-    dram = simulate(program, policy=order, seed=seed)
+    _check_output(arguments.output, names)
+    dram = simulate(program, policy=arguments.order, seed=arguments.seed)
     outputs = {name: program.tensor(name, dram) for name in names}
-    if output is not None:
-        _save(output, outputs)
-    if as_json:
+    if arguments.output is not None:
+        _save(arguments.output, outputs)
+    if arguments.as_json:
         print_json({"outputs": _output_rows(outputs)})
     else:
         print_text(*_outputs_report(outputs))
     return 0
 
 
-@command.command("cycles", cls=Subcommand)
-@_program
-@_memory_option("--delay", 16, "Cycles until DRAM answers: dram_delay_cycles of a target.")
-@_memory_option(
-    "--bus-bits", 64, "Bits that the bus moves in a cycle, one beat: bus_bits of a target."
-)
-@_memory_option("--burst", 16, "Beats of a burst: burst_beats of a target.")
-@file_option("--trace", "Write a timeline for ui.perfetto.dev or chrome://tracing.")
-@json_option
-def cycles(
-    *, path: Path, delay: int, bus_bits: int, burst: int, trace: Path | None, as_json: bool
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class CyclesArguments:
+    """Command line of ``cpembed vta cycles``."""
+
+    path: Path = _program()
+    delay: int = _memory_option(16, "Cycles until DRAM answers: dram_delay_cycles of a target.")
+    bus_bits: int = _memory_option(
+        64, "Bits that the bus moves in a cycle, one beat: bus_bits of a target."
+    )
+    burst: int = _memory_option(16, "Beats of a burst: burst_beats of a target.")
+    trace: Path | None = file_option("Write a timeline for ui.perfetto.dev or chrome://tracing.")
+    as_json: bool = json_option()
+
+
+@subcommand("cycles", CyclesArguments, command)
+def cycles(arguments: CyclesArguments) -> int:
     """Print how many cycles a program takes, and where they go.
 
     Saved programs do not say what memory their machine has; the defaults are the shipped targets'.
@@ -200,11 +233,13 @@ def cycles(
     from cpembed.targets.vta.program import load_program
     from cpembed.targets.vta.timing import MemorySystem, time_program, timeline
 
-    program = load_program(path)
-    timing = time_program(program, MemorySystem(delay, bus_bits, burst))
-    if trace is not None:
-        write_whole(trace, json.dumps(timeline(program, timing), separators=(",", ":")))
-    if as_json:
+    program = load_program(arguments.path)
+    memory = MemorySystem(arguments.delay, arguments.bus_bits, arguments.burst)
+    timing = time_program(program, memory)
+    if arguments.trace is not None:
+        document = json.dumps(timeline(program, timing), separators=(",", ":"))
+        write_whole(arguments.trace, document)
+    if arguments.as_json:
         print_json(timing.to_json())
     else:
         print_text(*_cycles_report(timing))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-import click
 
 from cpembed import wording
 from cpembed.blocks import Block, Header, Table
 from cpembed.cli.options import (
-    Subcommand,
     folder_option,
     json_option,
     threads_option,
@@ -18,6 +16,8 @@ from cpembed.cli.options import (
     use_threads,
 )
 from cpembed.cli.output import Bar, message, print_json, print_text
+from cpembed.cli.parameters import subcommand
+from cpembed.driver.options import option
 from cpembed.targets.cpu.calibration import OPERATIONS, Calibration
 from cpembed.targets.x86.calibrate import (
     ROUNDS,
@@ -29,33 +29,30 @@ from cpembed.targets.x86.calibrate import (
 )
 
 
-@click.command(cls=Subcommand)
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=ROUNDS,
-    metavar="N",
-    show_default=True,
-    help="Rounds of all measurements; those that are not steady get more.",
-)
-@timeout_option("Seconds after which what is not steady is accepted as it is, and listed.", TIMEOUT)
-@threads_option("the kernels that it is for")
-@folder_option(
-    "--database",
-    "Folder of calibrations.  [default: $CPEMBED_CALIBRATION_DIR, else a folder of the user's "
-    "data]",
-)
-@click.option("--show", is_flag=True, help="Show the constants in use instead of measuring.")
-@json_option
-def command(
-    *,
-    rounds: int,
-    timeout: float,
-    threads: int | None,
-    database: Path | None,
-    show: bool,
-    as_json: bool,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class CalibrateArguments:
+    """Command line of ``cpembed calibrate``."""
+
+    rounds: int = option(
+        ROUNDS,
+        "Rounds of all measurements; those that are not steady get more.",
+        metavar="N",
+        limits=(1, None),
+    )
+    timeout: float = timeout_option(
+        "Seconds after which what is not steady is accepted as it is, and listed.", TIMEOUT
+    )
+    threads: int | None = threads_option("the kernels that it is for")
+    database: Path | None = folder_option(
+        "Folder of calibrations.  [default: $CPEMBED_CALIBRATION_DIR, else a folder of the "
+        "user's data]"
+    )
+    show: bool = option(False, "Show the constants in use instead of measuring.")
+    as_json: bool = json_option()
+
+
+@subcommand("calibrate", CalibrateArguments)
+def command(arguments: CalibrateArguments) -> int:
     r"""Measure the constants of this machine by which x86 kernels are planned.
 
     They are the times of instructions, caches, memory and calls. Measuring takes some 20 seconds;
@@ -67,9 +64,9 @@ def command(
     cpembed calibrate
     cpembed calibrate --show
     """
-    use_threads(threads)
-    if show:
-        result = calibration_in_use(database)
+    use_threads(arguments.threads)
+    if arguments.show:
+        result = calibration_in_use(arguments.database)
     else:
         with Bar("loading the compiler", None) as bar:
 
@@ -80,13 +77,18 @@ def command(
                     text = f"measuring, round {finished}: {total} constants to settle"
                     bar.show(text, often=True)
 
-            result = calibrate(rounds=rounds, timeout=timeout, database=database, on_step=on_step)
+            result = calibrate(
+                rounds=arguments.rounds,
+                timeout=arguments.timeout,
+                database=arguments.database,
+                on_step=on_step,
+            )
     if result.path is None:
         message("nothing was measured here: these are published figures; run `cpembed calibrate`")
     # Messages go to stderr, so that stdout has the document alone.
     for note in result.measured.notes if result.measured is not None else ():
         message(f"{note}; calibrate again when the machine is idle")
-    if as_json:
+    if arguments.as_json:
         print_json(result.to_json())
     else:
         print_text(*report(result))

@@ -29,10 +29,10 @@ from typing import Any
 # Threads of the packages that gp uses disturb each other; read when they are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from cpembed.exploration.costing import Method
 from cpembed.exploration.explore import Exploration, open_exploration
 from cpembed.exploration.objectives import EvaluatedPoint, Vector, front, hypervolume, worst
-from cpembed.exploration.sampled import SampledSearch, SamplingOptions
+from cpembed.exploration.options import ExploreOptions, Method
+from cpembed.exploration.sampled import SampledSearch
 from cpembed.exploration.space import Place
 from cpembed.runtime.cluster import open_workers
 from cpembed.runtime.cluster.executors import ThisProcess
@@ -126,7 +126,7 @@ def trials(
         exploration.costing,
         exploration.search.objectives,
         exploration.search.limits,
-        SamplingOptions(
+        ExploreOptions(
             method=contestant.method,
             trials=count,
             seed=seed,

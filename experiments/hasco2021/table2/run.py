@@ -29,9 +29,9 @@ from typing import Any
 # Threads of the packages that gp uses disturb each other; read when they are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from cpembed.exploration.costing import Method
 from cpembed.exploration.explore import open_exploration
 from cpembed.exploration.objectives import EvaluatedPoint
+from cpembed.exploration.options import Method
 from cpembed.runtime.cluster import Workers, open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from experiments.common import load_document, results_parser, write_results

@@ -29,7 +29,7 @@ from cpembed.exploration.shapes.choice import (
     undominated,
 )
 from cpembed.exploration.shapes.question import Question, tabulate, weighted
-from cpembed.exploration.shapes.shape import Extents, Model, Scope, Shape, read_layers
+from cpembed.exploration.shapes.shape import Extents, Model, Scope, Shape, read_layers, template
 from cpembed.runtime.cluster import open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.steps import silent
@@ -63,7 +63,7 @@ def examine(suite: str, macs: int, constraints: str) -> dict[str, Any]:
     """
     started = time.perf_counter()
     scope, constraint_set = Scope(macs), load_constraint_set(constraints)
-    layers = read_layers(Model(suite))
+    layers = read_layers(Model(suite), template())
     with open_workers() as workers:
         tables = tabulate(layers, Question(scope, 3, constraint_set), workers, silent)
     used = [n for n, table in enumerate(tables) if table.reason is None]

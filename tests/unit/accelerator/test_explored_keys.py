@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 from cpembed.accelerator.family import AcceleratorFamily
 from cpembed.errors import LoweringError
 from cpembed.exploration.explore import ExploreResult, open_exploration
-from cpembed.exploration.space_file import Additions, read_space
+from cpembed.exploration.options import ExploreOptions
+from cpembed.exploration.space_file import read_space
 from cpembed.hw.isa_reader import load_instruction_set
 from cpembed.runtime.cluster import open_workers
 
@@ -65,7 +66,7 @@ def test_an_operator_that_lacks_an_instruction_without_room_names_both(tmp_path:
     graph = helper.make_graph([node], "pool", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     (tmp_path / "pool.onnx").write_bytes(model.SerializeToString())
-    family = read_space(NPU, Additions(vary=["memories.buffer.rows=512"])).family
+    family = read_space(NPU, ExploreOptions(vary=["memories.buffer.rows=512"])).family
     assert isinstance(family, AcceleratorFamily)
     (layer,) = family.suite(str(tmp_path / "pool.onnx"), None).layers
     with pytest.raises(LoweringError, match="the host executes it") as caught:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import BackendUnavailable
-from cpembed.exploration.costing import Costing, Method
+from cpembed.exploration.costing import Costing
 from cpembed.exploration.objectives import front_of, read_limits, read_objectives
-from cpembed.exploration.sampled import SampledSearch, SamplingOptions
+from cpembed.exploration.options import ExploreOptions, Method
+from cpembed.exploration.sampled import SampledSearch
 from cpembed.exploration.space import Space
 from cpembed.exploration.space_file import read_space
 from cpembed.runtime.cluster import open_workers
@@ -30,7 +31,7 @@ def search(made: Space, method: Method, trials: int, *limits: str, **more: objec
         costing,
         objectives,
         read_limits(limits),
-        SamplingOptions(method=method, trials=trials, **more),  # type: ignore[arg-type]
+        ExploreOptions(method=method, trials=trials, **more),  # type: ignore[arg-type]
     )
 
 

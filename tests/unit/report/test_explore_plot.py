@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.exploration.costing import Method
 from cpembed.exploration.explore import open_exploration
+from cpembed.exploration.options import Method
 from cpembed.report.plots import front_svg
 from cpembed.runtime.cluster import open_workers
 from tests.unit.exploration.cases import space

@@ -18,6 +18,7 @@ from cpembed.frontends import expressions as e
 from cpembed.frontends.expressions import X, Y, Z, add, div, mul, sub
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators import movement, products, quantization
+from cpembed.frontends.onnx.operators.elementwise import ACTIVATIONS
 from cpembed.frontends.sampling import conjugated, fourier
 from cpembed.graph.kinds import Gather, Input, LayerNorm, Reduce, Scalar, Softmax
 from cpembed.graph.kinds.base import axis_of
@@ -47,25 +48,17 @@ def _optional_channels_last(call: Call, standard: Translation) -> str:
 def _activated(call: Call, x: str) -> str:
     """Emit the activation that the attributes name."""
     name = call.text("activation", "")
-    alpha, beta = (call.attribute(f"activation_{letter}") for letter in ("alpha", "beta"))
+    attributes = [call.attribute(f"activation_{letter}") for letter in ("alpha", "beta")]
     call.attribute("activation_gamma")
     call.attribute("activation_axis")
-    activations: dict[str, Scalar] = {
-        "": X,
-        "Relu": e.relu(X),
-        "Tanh": apply("tanh", X),
-        "Sigmoid": apply("sigmoid", X),
-        "LeakyRelu": e.leaky_relu(X, 0.01 if alpha is None else alpha),
-        "Elu": e.elu(X, 1.0 if alpha is None else alpha),
-        "HardSigmoid": e.hard_sigmoid(
-            X, 0.2 if alpha is None else alpha, 0.5 if beta is None else beta
-        ),
-        "Softplus": e.softplus(X),
-        "Softsign": e.softsign(X),
-    }
-    if name not in activations:
-        call.reject(f"activation {name} is not known: use {', '.join(filter(None, activations))}")
-    return call.elementwise(activations[name], x) if name else x
+    if not name:
+        return x
+    if name not in ACTIVATIONS:
+        call.reject(f"activation {name} is not known: use {', '.join(ACTIVATIONS)}")
+    function, defaults = ACTIVATIONS[name]
+    pairs = zip(attributes, defaults, strict=False)
+    numbers = (default if number is None else number for number, default in pairs)
+    return call.elementwise(function(X, *numbers), x)
 
 
 def _fused_gemm(call: Call) -> str:

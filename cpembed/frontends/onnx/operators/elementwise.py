@@ -212,6 +212,19 @@ def _bit_shift(call: Call) -> str:
     return call.elementwise(shifted, *_broadcast(call))
 
 
+ACTIVATIONS: dict[str, tuple[Callable[..., Scalar], tuple[float, ...]]] = {
+    "Relu": (e.relu, ()),
+    "Tanh": (function("tanh"), ()),
+    "Sigmoid": (function("sigmoid"), ()),
+    "LeakyRelu": (e.leaky_relu, (0.01,)),
+    "Elu": (e.elu, (1.0,)),
+    "HardSigmoid": (e.hard_sigmoid, (0.2, 0.5)),
+    "Softplus": (e.softplus, ()),
+    "Softsign": (e.softsign, ()),
+}
+"""Activations inside other operators, with the defaults of their parameters alpha and beta."""
+
+
 def _thresholded_relu(x: Scalar, alpha: float) -> Scalar:
     return e.where(e.less(alpha, x), x, 0)
 

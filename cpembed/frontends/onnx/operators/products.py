@@ -19,6 +19,7 @@ from cpembed.frontends import expressions as e
 from cpembed.frontends.expressions import X, Y, Z, add, div, mul, sub
 from cpembed.frontends.indexed import maxima_with_places
 from cpembed.frontends.onnx.call import Call, Translation
+from cpembed.frontends.onnx.operators.elementwise import ACTIVATIONS
 from cpembed.frontends.products import Window
 from cpembed.graph.kinds import Input, Product, Reduce
 from cpembed.ir.dtypes import accumulator
@@ -110,26 +111,23 @@ def _conv(call: Call) -> str:
 
 def _fused_conv(call: Call) -> str:
     """Emit a convolution, a tensor that is added, and an activation."""
-    image, weights, bias = call.input(0), call.input(1), call.optional(2)
-    options = convolution_options(call, image, weights)
-    result = call.convolved(image, weights, bias, **options)
+    result = _conv(call)
     if call.optional(3) is not None:
         result = call.elementwise(add(X, Y), result, call.input(3))
-    # An activation has two parameters at most.
-    a, b = (*(call.attribute("activation_params") or ()), 0.0, 0.0)[:2]
-    activations = {
-        "": X,
-        "Relu": e.relu(X),
-        "Tanh": apply("tanh", X),
-        "Sigmoid": apply("sigmoid", X),
-        "LeakyRelu": e.leaky_relu(X, a),
-        "Clip": e.clip(X, a, b),
-        "HardSigmoid": e.hard_sigmoid(X, a, b),
-    }
     name = call.text("activation", "")
-    if name not in activations:
+    numbers = (*(call.attribute("activation_params") or ()), 0.0, 0.0)
+    if not name:
+        return result
+    if name not in _FUSED_ACTIVATIONS:
         call.reject(f"activation {name} is not known: use Relu, Clip or Sigmoid")
-    return call.elementwise(activations[name], result) if name else result
+    function, defaults = _FUSED_ACTIVATIONS[name]
+    return call.elementwise(function(X, *numbers[: len(defaults)]), result)
+
+
+_FUSED_ACTIVATIONS = {
+    "Clip": (e.clip, (0.0, 0.0)),
+    **{n: ACTIVATIONS[n] for n in ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid")},
+}
 
 
 def _conv_transpose(call: Call) -> str:

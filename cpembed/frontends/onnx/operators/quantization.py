@@ -254,12 +254,7 @@ def _integer_product(
         return call.tensor(np.zeros(shape), "int32")
     a = _centred(call, a, zeros[0], max(0, len(call.shape(a)) - 2))
     b = _centred(call, b, zeros[1], len(call.shape(b)) - 1)
-    form = matrix_product(
-        call.shape(a),
-        call.shape(b),
-        dtypes=(call.dtype(a), call.dtype(b)),
-        varying=not call.builder.is_constant(b),
-    )
+    form = call.form_of(matrix_product, a, b)
     result = call.emit(replace(form.product, zero_points=(zero_a, zero_b)), a, b)
     if moving_a is None and moving_b is None:
         return result

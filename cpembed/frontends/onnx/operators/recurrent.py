@@ -12,10 +12,10 @@ from dataclasses import fields as dataclass_fields
 
 import numpy as np
 
-from cpembed.frontends import expressions as e
 from cpembed.frontends.expressions import add, mul
 from cpembed.frontends.loops import LoopBody
 from cpembed.frontends.onnx.call import Call, Translation
+from cpembed.frontends.onnx.operators.elementwise import ACTIVATIONS
 from cpembed.frontends.onnx.operators.quantization import dynamic_product
 from cpembed.frontends.recurrences import (
     Cell,
@@ -34,16 +34,9 @@ def _affine(x: Scalar, alpha: float, beta: float) -> Scalar:
     return add(mul(x, alpha), beta)
 
 
-_ACTIVATIONS: dict[str, tuple[Callable[..., Scalar], tuple[float, ...]]] = {
-    "sigmoid": (e.function("sigmoid"), ()),
-    "tanh": (e.function("tanh"), ()),
-    "relu": (e.relu, ()),
-    "hardsigmoid": (e.hard_sigmoid, (0.2, 0.5)),
+_ACTIVATIONS = {
+    **{name.lower(): activation for name, activation in ACTIVATIONS.items()},
     "affine": (_affine, (1.0, 0.0)),
-    "leakyrelu": (e.leaky_relu, (0.01,)),
-    "elu": (e.elu, (1.0,)),
-    "softsign": (e.softsign, ()),
-    "softplus": (e.softplus, ()),
 }
 """Activations by the format's names, with the defaults of their parameters alpha and beta."""
 

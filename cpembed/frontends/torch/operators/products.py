@@ -84,13 +84,7 @@ def _matmul(first: str, second: str) -> Handler:
 def _integer_product(call: Call) -> str:
     """Emit a product of matrices of int8, whose sums have 32 bits."""
     first, second = call["self"], call["mat2"]
-    form = matrix_product(
-        call.shape(first),
-        call.shape(second),
-        dtypes=(call.dtype(first), call.dtype(second)),
-        varying=not call.builder.is_constant(second),
-    )
-    return call.emit(form.product, first, second)
+    return call.emit(call.form_of(matrix_product, first, second).product, first, second)
 
 
 def _weight_only_product(call: Call) -> str:

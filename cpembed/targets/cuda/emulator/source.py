@@ -15,13 +15,17 @@ from cpembed.targets.cuda.emulator.ptx import translate_inline_ptx
 FILE = "kernel.cu"
 """File name of the text in the compiler's messages and line tables."""
 
+MIN_SHARED_ALIGNMENT = 16
+"""Alignment of dynamic shared memory in bytes where a text declares no larger one."""
+
 _KERNEL = re.compile(
     r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\(\s*([^),]*)[^)]*\)\s*)?(?:void\s+)?(\w+)\s*\("
 )
+_ALIGNED = r"(?:(?:__align__|alignas)\s*\(\s*(\d+)\s*\)\s*)?"
 _DYNAMIC = re.compile(
-    r"extern\s+(?:\"C\"\s+)?__shared__\s+(?:(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*)?"
-    r"((?:\w+\s+)*?\w+)\s+(?:(?:__align__|alignas)\s*\(\s*\d+\s*\)\s*)?(\w+)\s*\[\s*\]\s*;"
+    rf"extern\s+(?:\"C\"\s+)?__shared__\s+{_ALIGNED}((?:\w+\s+)*?\w+)\s+{_ALIGNED}(\w+)\s*\[\s*\]\s*;"
 )
+_COPIED_MAP = re.compile(r"[(,](?P<before>[^(),;&*]*)\bCUtensorMap\s+(?P<name>\w+)\s*(?=[,)])")
 # Compilers fill variables with a number (-1.7e38 for a float), which a product with zero hides.
 _FLOATS = re.compile(
     r"^([ \t]+(?:alignas\(\d+\) )?(?:float|double|half|nv_bfloat16) (\w+)(?:\[\d+\])*;)$",
@@ -34,17 +38,20 @@ _STRUCTURE = re.compile(r"\b(?:struct|union|class)\b[^;{}()]*\{")
 class PreparedText:
     """A text that the host's compiler takes, and its kernels.
 
-    The value of a kernel is the maximum number of threads of a block, None if the text bounds none.
+    The value of a kernel is the maximum number of threads of a block, None if the text bounds none;
+    ``shared_alignment`` is that of dynamic shared memory in bytes, as the text declares it.
     """
 
     source: str
     kernels: Mapping[str, int | None]
+    shared_alignment: int = MIN_SHARED_ALIGNMENT
 
 
 def prepare(source: str) -> PreparedText:
     """Replace syntax that the host's compiler rejects, and add a launch entry to each kernel.
 
-    Raises :class:`LoweringError` for a text without a kernel.
+    Raises :class:`LoweringError` for a text without a kernel, or with a tensor map as a parameter
+    that is copied.
     """
     kernels: dict[str, int | None] = {}
     for match in _KERNEL.finditer(source):
@@ -52,17 +59,25 @@ def prepare(source: str) -> PreparedText:
         kernels[name] = int(bound) if bound and bound.strip().isdecimal() else None
     if not kernels:
         raise LoweringError("the CUDA text has no kernel: a function with __global__")
+    for parameter in _COPIED_MAP.finditer(source):
+        # nvcc copies a parameter whose address is taken to local memory, where no copy finds it.
+        if "__grid_constant__" not in parameter["before"]:
+            raise LoweringError(
+                f"the tensor map {parameter['name']} is a parameter without __grid_constant__, "
+                "so that its address is that of a copy: declare it as const __grid_constant__"
+            )
+    alignments = [int(n) for match in _DYNAMIC.finditer(source) for n in match.group(1, 3) if n]
     # Dynamic shared memory has the size that each launch asks for, so it is a pointer here.
     body = _with_unset_floats(_with_dynamic_shared(translate_inline_ptx(source)))
     entries = "\n".join(f"EXECUTOR_KERNEL({name})" for name in kernels)
-    return PreparedText(f"{body}\n{entries}\n", kernels)
+    return PreparedText(f"{body}\n{entries}\n", kernels, max([MIN_SHARED_ALIGNMENT, *alignments]))
 
 
 def _with_dynamic_shared(source: str) -> str:
     """Replace declarations of dynamic shared memory, which each block has at a place of its own."""
 
     def pointer(match: re.Match[str]) -> str:
-        element, name = match.groups()
+        _, element, _, name = match.groups()
         depth = source.count("{", 0, match.start()) - source.count("}", 0, match.start())
         if depth == 0:
             return f"static const executor_dynamic_array<{element}> {name}{{}};"

@@ -6,7 +6,6 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from random import Random
@@ -55,6 +54,7 @@ class RefinedSpace(Space[S]):
     def __init__(self, tiled: TiledProduct, gpu: Gpu) -> None:
         self.tiled = tiled
         self.gpu = gpu
+        self._refusal: LoweringError | None = None
 
     @property
     def lower_bound(self) -> float:
@@ -85,8 +85,13 @@ class RefinedSpace(Space[S]):
     def fitting(self, schedules: Iterable[S]) -> Iterator[Scored[S]]:
         """Yield the schedules that can be executed, with their estimates."""
         for schedule in schedules:
-            with suppress(LoweringError):
-                yield self.scored(schedule)
+            try:
+                scored = self.scored(schedule)
+            except LoweringError as error:
+                # The first schedules are the smallest, which nothing but the workload refuses.
+                self._refusal = self._refusal or error
+            else:
+                yield scored
 
     def splits_of(self, depth: int) -> Iterator[tuple[int, int]]:
         """Yield raster groups and splits for stages of a depth, in instruction tiles."""
@@ -104,7 +109,8 @@ class RefinedSpace(Space[S]):
         # Refinements multiply the number of schedules, so only the best are refined.
         schedules = sorted(self.plain(), key=self.rank)
         if not schedules:
-            raise LoweringError(f"no schedule fits a multiprocessor of {self.gpu.name}")
+            reason = f": {self._refusal}" * (self._refusal is not None)
+            raise LoweringError(f"no schedule fits a multiprocessor of {self.gpu.name}{reason}")
         for item in schedules[: self.refined]:
             schedules += self.refinements(item.schedule)
         return tuple(sorted(schedules, key=self.rank))

@@ -26,7 +26,7 @@ from cpembed.exploration.shapes.finding import find_shapes
 from cpembed.exploration.shapes.layout_search import LayoutSearch
 from cpembed.exploration.shapes.network import network_of
 from cpembed.exploration.shapes.question import DEFAULT_SET, Question, tabulate
-from cpembed.exploration.shapes.shape import Cost, Model, Scope, Shape, read_layers
+from cpembed.exploration.shapes.shape import Cost, Model, Scope, Shape, read_layers, template
 from cpembed.runtime.cluster import Workers, open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.steps import silent
@@ -75,7 +75,7 @@ def judged(model: Path, shapes: list[Shape], packing: int, workers: Workers) -> 
     workers : Workers
         Processes.
     """
-    layers = read_layers(Model(str(model)))
+    layers = read_layers(Model(str(model)), template())
     question = question_of("layouts", len(shapes), packing)
     tables = tabulate(layers, question, workers, silent)
     network = network_of(layers, frozenset(n for n, t in enumerate(tables) if t.reason is None))

@@ -14,7 +14,8 @@ from cpembed.errors import SpecError
 from cpembed.exploration.described.embedded import EmbeddedFamily
 from cpembed.exploration.explore import ExploreResult, open_exploration
 from cpembed.exploration.objectives import EvaluatedPoint
-from cpembed.exploration.space_file import Additions, read_space
+from cpembed.exploration.options import ExploreOptions
+from cpembed.exploration.space_file import read_space
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime.cluster import open_workers
 from tests.unit.exploration.described.machines import TEXT, layers, written
@@ -156,7 +157,7 @@ def test_a_machine_that_rejects_all_embeddings_leaves_the_layer_out(tmp_path: Pa
 )
 def test_wrong_variations_are_one_line(tmp_path: Path, vary: str, words: str) -> None:
     with pytest.raises(SpecError) as caught:
-        read_space(written(tmp_path), Additions(vary=[vary]))
+        read_space(written(tmp_path), ExploreOptions(vary=[vary]))
     text = str(caught.value)
     assert "\n" not in text
     assert text.startswith("--vary ")
@@ -164,24 +165,24 @@ def test_wrong_variations_are_one_line(tmp_path: Path, vary: str, words: str) ->
 
 
 def test_relations_of_the_command_line_may_mention_any_key(tmp_path: Path) -> None:
-    additions = Additions(
+    additions = ExploreOptions(
         vary=["instruction.axes.x=2,4,8"], where=["instruction.axes.x <= instruction.axes.y - 4"]
     )
     space = read_space(written(tmp_path), additions)
     assert [space.point(p)["instruction.axes.x"] for p in space.places()] == [2, 4]
     with pytest.raises(SpecError, match=r"--where .*no parameter 'instruction.axes.w'"):
         read_space(
-            written(tmp_path), Additions(vary=additions.vary, where=["instruction.axes.w < 2"])
+            written(tmp_path), ExploreOptions(vary=additions.vary, where=["instruction.axes.w < 2"])
         )
 
 
 def test_area_and_energy_come_from_tables_or_are_refused(tmp_path: Path) -> None:
-    space = read_space(written(tmp_path), Additions(vary=["instruction.axes.x=6"]))
+    space = read_space(written(tmp_path), ExploreOptions(vary=["instruction.axes.x=6"]))
     assert [objective.name for objective in space.objectives] == ["time", "energy", "area"]
     # No table has a bfloat16 multiplier.
     other = TEXT.replace('dtype = "int8"', 'dtype = "bfloat16"').replace("int32", "float32")
     path = written(tmp_path, other)
-    space = read_space(path, Additions(vary=["instruction.axes.x=6"]))
+    space = read_space(path, ExploreOptions(vary=["instruction.axes.x=6"]))
     assert [objective.name for objective in space.objectives] == ["time"]
     suite = layers(tmp_path, GEMMS[0])
     result = explored(tmp_path, ["instruction.axes.x=6"], suite, path=path, objectives=["area"])
@@ -192,7 +193,7 @@ def test_area_and_energy_come_from_tables_or_are_refused(tmp_path: Path) -> None
 
 def test_area_is_the_sum_of_its_parts(tmp_path: Path) -> None:
     """Twice the units need twice the area of multipliers, and a larger buffer more SRAM."""
-    family = read_space(written(tmp_path), Additions(vary=["instruction.axes.x=6,12"])).family
+    family = read_space(written(tmp_path), ExploreOptions(vary=["instruction.axes.x=6,12"])).family
     assert isinstance(family, EmbeddedFamily)
     small, large = ({"instruction.axes.x": x} for x in (6, 12))
     first, second = family.silicon(small), family.silicon(large)

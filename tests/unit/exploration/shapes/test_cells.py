@@ -98,7 +98,7 @@ def test_executions_under_a_set_without_tables(tmp_path: Path) -> None:
     rng = random.Random(3)
     for _ in range(6):
         layer, shape = small_layer(rng), random_shape(rng, 8)
-        tables = layer_executions(layer, chosen, scope)
+        tables = layer_executions(layer, chosen, scope, template())
         least = solved(layer, shape, str(file))
         (place,) = np.flatnonzero((scope.shapes == list(shape.extents.values())).all(axis=1))
         assert tables.obstacle is not None
@@ -116,7 +116,7 @@ def compare_irregular(seed: int, pairs: int) -> None:
     for _ in range(pairs):
         layer, shape = typed_for(sum_of_products(rng), template()), random_shape(rng, 16)
         constraints = rng.choice(("strict", "in_place_padded", "relaxed", "complete"))
-        tables = layer_executions(layer, load_constraint_set(constraints), scope)
+        tables = layer_executions(layer, load_constraint_set(constraints), scope, template())
         if tables.reason is not None:
             continue
         least = solved(layer, shape, constraints)
@@ -221,7 +221,7 @@ def test_the_runner_up_by_tables_is_that_of_all_shapes(suite: Path, count: int) 
     result = asked(suite, Question(scope, count, constraints, within=5.0))
     words = ("gemm m=6 n=4 k=5", "conv2d n=1 c=3 h=5 w=6 k=4 r=3 s=3", "gemm m=1 n=7 k=9")
     layers = [workload(word, template()) for word in words]
-    rows = [layer_executions(layer, constraints, scope).executions for layer in layers]
+    rows = [layer_executions(layer, constraints, scope, template()).executions for layer in layers]
     shapes = [Shape(*map(int, row)) for row in scope.shapes]
     check_others(result, np.stack(rows) * [[2], [1], [3]], shapes, count)
 

@@ -29,7 +29,7 @@ def read(found: Computation, constraints: str | ConstraintSet, shape: Shape) -> 
     """What the tables say of a shape."""
     chosen = load_constraint_set(constraints) if isinstance(constraints, str) else constraints
     scope = Scope(MACS)
-    tables = layer_executions(found, chosen, scope)
+    tables = layer_executions(found, chosen, scope, template())
     assert tables.obstacle is None
     (place,) = np.flatnonzero((scope.shapes == list(shape.extents.values())).all(axis=1))
     return float(tables.executions[place])
@@ -100,7 +100,7 @@ def test_counts_are_those_that_the_engine_allows(constraints: str) -> None:
     chosen = load_constraint_set(constraints).removing("extents")
     found = workload("conv2d n=1 c=6 h=7 w=9 k=10 r=3 s=2 stride=1", template())
     shape = Shape(6, 12, 8)
-    problems = Pairing(found, instruction_of(shape)).problems(chosen.commutes)
+    problems = Pairing(found, instruction_of(shape, template())).problems(chosen.commutes)
     assert isinstance(problems, tuple)
     first = problems[0]
     digits = {
@@ -120,7 +120,7 @@ def test_counts_are_those_that_the_engine_allows(constraints: str) -> None:
 def test_without_padding_a_shape_fits_where_its_extents_divide() -> None:
     """And then no execution is lost; where they do not, the factors may be exchanged."""
     found = workload("gemm m=6 n=4 k=9", template())
-    tables = layer_executions(found, load_constraint_set("strict"), Scope(36))
+    tables = layer_executions(found, load_constraint_set("strict"), Scope(36), template())
     divided = {False: 0, True: 0}
     for n, (x, y, z) in enumerate(Scope(36).shapes.tolist()):
         own, other = ((a % x, b % y, 9 % z) == (0, 0, 0) for a, b in ((6, 4), (4, 6)))
@@ -164,6 +164,6 @@ def test_what_cannot_be_fed_has_no_executions() -> None:
     assert math.isinf(read(found, "relaxed", Shape(2, 2, 1)))
     assert math.isfinite(read(found, "relaxed", Shape(2, 1, 3)))
     largest = workload('"O[m,n] max= A[m,k] * B[k,n]" m=4 n=4 k=4'.replace('"', ""), template())
-    tables = layer_executions(largest, load_constraint_set("relaxed"), Scope(8))
+    tables = layer_executions(largest, load_constraint_set("relaxed"), Scope(8), template())
     assert tables.reason is not None
     assert "max" in tables.reason

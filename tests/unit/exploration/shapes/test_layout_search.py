@@ -134,7 +134,7 @@ def chosen(
     chosen_set = load_constraint_set(constraints)
     executions = np.stack(
         [
-            layer_executions(use.workload, chosen_set, scope).executions[columns]
+            layer_executions(use.workload, chosen_set, scope, template()).executions[columns]
             for use in network.uses
         ]
     )

@@ -23,6 +23,7 @@ from cpembed.exploration.shapes.shape import (
     Scope,
     Shape,
     shapes_within,
+    template,
     template_of,
     tile_bytes,
 )
@@ -79,7 +80,7 @@ def test_bounds_are_below_the_times_of_saved_files(tmp_path: Path, seed: int) ->
     layer = workload(words, machine.spec)
     scope = Scope(chance.choice([24, 60, 100]))
     chosen = load_constraint_set(machine.constraints)
-    table = layer_executions(layer, chosen, scope, machine.spec)
+    table = layer_executions(layer, chosen, scope, machine.spec, True)
     for column in chance.sample(range(len(scope.shapes)), 5):
         shape = Shape(*map(int, scope.shapes[column]))
         inside = table.executions if table.inside is None else table.inside
@@ -162,7 +163,7 @@ def test_multiples_leave_the_shapes_that_are_some(
 def test_operand_bytes_are_those_of_the_element_types() -> None:
     shapes = np.array([[2, 3, 5]])
     # 2 x 5 of A, 5 x 3 of B, 2 x 3 of C.
-    assert tile_bytes(shapes).tolist() == [10 + 15 + 4 * 6]
+    assert tile_bytes(shapes, template()).tolist() == [10 + 15 + 4 * 6]
     spec = template_of(("float16", "int8", "float32"))
     assert tile_bytes(shapes, spec).tolist() == [2 * 10 + 15 + 4 * 6]
     with pytest.raises(WorkloadError, match="did you mean float16"):

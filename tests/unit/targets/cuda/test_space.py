@@ -178,3 +178,15 @@ def test_a_small_factor_is_read_where_it_is(words: str, packs: bool) -> None:
     assert not all(layout.needs_packing for layout in tiled.first)
     best = CudaSpace(tiled, A100).best().schedule
     assert tiled.first[best.layouts[0]].needs_packing is packs
+
+
+@pytest.mark.parametrize("machine", ["a100", "rtx_5090"])
+def test_why_no_schedule_fits(machine: str) -> None:
+    tiled = product("batched_gemm b=70000 m=4 n=4 k=4")
+    space = CudaSpace(tiled, gpu(SPEC, machine))
+    if machine == "rtx_5090":
+        # Persistent blocks take any batch.
+        assert isinstance(space.best().schedule, SpecializedSchedule)
+        return
+    with pytest.raises(LoweringError, match=r"a100: a batch of 70,000: a grid has 65,535 in a row"):
+        space.ranked()

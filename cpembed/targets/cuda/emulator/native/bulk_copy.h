@@ -284,10 +284,11 @@ static void end_stores(const Warp &w) {
   }
 }
 
-/* Ordinary accesses that the lane knows of are visible to the asynchronous proxy from here on. */
-extern "C" void executor_fence_proxy_async(ExecutorFunction &function) {
+/* Ordinary accesses that the lane knows of are visible to the asynchronous proxy from here on; `shared`:
+   those of shared memory, which a fence of global memory leaves out. */
+extern "C" void executor_fence_proxy_async(ExecutorFunction &function, bool shared) {
   count(function);
-  warp->clock.proxy_fence(1u << lane_number);
+  if (shared) warp->clock.proxy_fence(1u << lane_number);
 }
 
 /* What others wrote to a tensor map in global memory is visible to the lane's copies, if it knows of it. */

@@ -12,8 +12,11 @@
 #include <memory>
 #include <vector>
 
-constexpr int kCollective = 32;  // As a lane: a warp's collective function.
-constexpr int kSlots = 33;
+/* As a lane: a warp's collective function. Each lane has a part in it, so that one lane vouches for its own
+   part alone. */
+constexpr int kCollective = 32;
+constexpr int kCollectiveWrite = 33;  // One that writes.
+constexpr int kSlots = 34;
 
 /* 3 bits for a state, 6 of the lane, 16 of the component, 32 of the time. */
 using Stamp = uint64_t;
@@ -44,15 +47,15 @@ class Clock {
     times_[component] = std::max(times_[component], time);
   }
 
-  /* Of some lanes of a warp of which `live` exist. */
-  void raise_lanes(uint32_t component, uint32_t lanes, uint32_t live, uint32_t time) {
+  /* Of some lanes of a warp of which `live` exist; `used`: up to when the warp has used what it read together. */
+  void raise_lanes(uint32_t component, uint32_t lanes, uint32_t live, uint32_t time, uint32_t used) {
     Lanes &l = lanes_of(component);
     for (int i = 0; i < 32; i++) {
       uint32_t reached = lanes >> i & 1 ? time : live >> i & 1 ? 0 : UINT32_MAX;
       l.times[i] = std::max(l.times[i], reached);
     }
-    // Each lane takes part in the warp's collective functions.
-    l.times[kCollective] = std::max(l.times[kCollective], time);
+    l.times[kCollective] = std::max(l.times[kCollective], used);
+    l.complete_parts();
     tidy(component);
   }
 
@@ -63,6 +66,7 @@ class Clock {
       if (l.most() <= time(l.component)) continue;
       Lanes &mine = lanes_of(l.component);
       for (int i = 0; i < kSlots; i++) mine.times[i] = std::max(mine.times[i], l.times[i]);
+      mine.complete_parts();
       tidy(l.component);
     }
   }
@@ -73,6 +77,12 @@ class Clock {
   struct Lanes {
     uint32_t component;
     uint32_t times[kSlots];
+
+    /* What is known of all lanes is known of what they did together. */
+    void complete_parts() {
+      uint32_t all = *std::min_element(times, times + 32);
+      for (int slot = kCollective; slot < kSlots; slot++) times[slot] = std::max(times[slot], all);
+    }
 
     uint32_t least() const {
       uint32_t made = UINT32_MAX;
@@ -179,6 +189,8 @@ struct WarpClock {
   uint32_t component = 0;
   uint32_t lanes_live = 0;
   uint32_t time = 1;
+  uint32_t used = 0;            // Up to when the warp has used what it has read together.
+  bool reads_together = false;  // Whether it has since.
   Knowledge common;
   uint64_t version = 0;  // Of what is common.
 
@@ -193,7 +205,7 @@ struct WarpClock {
   uint32_t have_own = 0;
 
   void begin(uint32_t its_component, uint32_t live) {
-    component = its_component, lanes_live = live, time = 1;
+    component = its_component, lanes_live = live, time = 1, used = 0, reads_together = false;
     common.clear(), forget_parts();
     changed();
   }
@@ -214,7 +226,8 @@ struct WarpClock {
   /* Whether an access of `lane` comes after a stamped one; of a collective function: of all lanes. */
   bool knows(Stamp before, int lane) const {
     uint32_t c = component_of(before);
-    if (c == component && lane_of(before) == lane) return true;
+    if (c == component && (lane_of(before) == lane || (lane == kCollectiveWrite && lane_of(before) == kCollective)))
+      return true;
     if (common.order.time(c) >= time_of(before)) return true;
     return knows_by_lane(before, lane);
   }
@@ -271,8 +284,13 @@ struct WarpClock {
     if (lanes == lanes_live)
       target.order.raise(component, time);
     else
-      target.order.raise_lanes(component, lanes, lanes_live, time);
+      target.order.raise_lanes(component, lanes, lanes_live, time, used);
     time++;
+  }
+
+  /* A collective function takes registers of all lanes: what was read into them together has been read. */
+  void use_registers() {
+    if (reads_together) used = time++, reads_together = false;
   }
 
   /* Some lanes learn what others released; `source` and `number` identify it. */

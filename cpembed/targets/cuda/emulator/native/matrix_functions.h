@@ -20,6 +20,7 @@ static bool whole_warp(const char *name, Site site) {
 template <int count, bool transposed>
 static void load_matrices(Warp &w, uint32_t) {
   uint16_t element[count][8][8];
+  w.clock.reads_together = true;
   for (int matrix = 0; matrix < count; matrix++) {
     uint32_t words[32];
     for (int row = 0; row < 8; row++) {
@@ -78,7 +79,7 @@ static void store_matrices(Warp &w, uint32_t) {
     for (int row = 0; row < 8; row++) {
       Request &r = w.request(matrix * 8 + row);
       if (!shared_memory.valid(r.first, 16, 16, r.function->name, r.site) ||
-          !shared_memory.write(r.first, 16, now(kCollective), kWritten, r.site))
+          !shared_memory.write(r.first, 16, now(kCollectiveWrite), kWritten, r.site))
         return;
       memcpy(const_cast<void *>(r.first), element[row], 16);
       for (int word = 0; word < 4; word++)

@@ -223,7 +223,7 @@ void executor_mbarrier_expect_tx(ExecutorFunction &, uint32_t address, uint32_t 
 bool executor_mbarrier_wait_parity(ExecutorFunction &, uint32_t address, uint32_t parity, bool acquires);
 bool executor_mbarrier_wait(ExecutorFunction &, uint32_t address, uint64_t state, bool acquires);
 void executor_fence_mbarrier_init(ExecutorFunction &);
-void executor_fence_proxy_async(ExecutorFunction &);
+void executor_fence_proxy_async(ExecutorFunction &, bool shared);
 
 void executor_bulk_load_tensor(ExecutorFunction &, uint32_t to, const void *map, const int32_t *coordinates,
                                int rank, const uint16_t *offsets, uint32_t object, bool multicast,

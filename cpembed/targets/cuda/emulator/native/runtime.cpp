@@ -34,7 +34,7 @@ struct ExecutorLaunch {
   int32_t order;  // 0 forward, 1 backward, 2 by `seed`.
   uint64_t seed;
   uint32_t grid[3], block[3], cluster[3];
-  uint32_t shared_bytes;
+  uint32_t shared_bytes, shared_alignment;
   const uint32_t *clusters;  // Numbers of those that run; null: all of them.
   uint64_t cluster_count;
   bool computes = true;  // Else products leave their sums as they are.
@@ -123,7 +123,7 @@ static void begin_cluster(const unsigned *first) {
   unsigned threads = launched.block[0] * launched.block[1] * launched.block[2];
   unsigned a_block = (threads + 31) / 32;
   unsigned count = launched.cluster[0] * launched.cluster[1] * launched.cluster[2];
-  shared_memory.begin(count, launched.shared_bytes);
+  shared_memory.begin(count, launched.shared_bytes, launched.shared_alignment);
   if (count > 1 && shared_memory.static_bytes())
     set_fault("a kernel with static shared memory is launched with clusters, which need dynamic shared memory");
   warp_clocks.clear(), agents.clear(), barriers.clear();

@@ -82,7 +82,7 @@ static std::string doer(uint32_t component, uint64_t lanes) {
   if (is_agent(component)) return agents[component - warp_clocks.size()].text;
   uint32_t warp = component % warps_a_block;
   char text[96];
-  bool several = lanes >> kCollective & 1 || (lanes & (lanes - 1));
+  bool several = lanes >> kCollective || (lanes & (lanes - 1));
   if (several)
     snprintf(text, sizeof text, "warp %u", warp);
   else

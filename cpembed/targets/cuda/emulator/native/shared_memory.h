@@ -19,6 +19,7 @@ extern unsigned char __stop_executor_shared __attribute__((weak, visibility("hid
 }
 
 constexpr size_t kMostShared = size_t{1} << 18;  // Of a block, which has 227 KiB at most.
+constexpr size_t kMostAlignment = 1024;          // That swizzles need.
 constexpr uint32_t kMostBlocks = 16;             // Of a cluster.
 
 /* Who does something: the clock of its warp, its lane, and the moment. */
@@ -32,8 +33,8 @@ static Actor actor_of(Stamp now) { return {*warp_clocks[component_of(now)], lane
 
 class SharedMemory {
  public:
-  /* `blocks` begin: nothing is set. */
-  void begin(uint32_t blocks, size_t dynamic_bytes) {
+  /* `blocks` begin: nothing is set. Dynamic memory is aligned as declared, and no further. */
+  void begin(uint32_t blocks, size_t dynamic_bytes, size_t alignment) {
     if (base_ == nullptr) {
       void *made = mmap(nullptr, kMostShared * (kMostBlocks + 1), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -47,7 +48,8 @@ class SharedMemory {
     dynamic_bytes_ = dynamic_bytes;
     static_ = &__start_executor_shared;
     static_bytes_ = static_ ? size_t(&__stop_executor_shared - static_) : 0;
-    static_padded_ = (static_bytes_ + 1023) / 1024 * 1024;
+    static_padded_ = (static_bytes_ + kMostAlignment - 1) / kMostAlignment * kMostAlignment;
+    if (alignment < kMostAlignment) static_padded_ += alignment;
     blocks_ = blocks;
     for (uint32_t rank = 0; rank < blocks; rank++) {
       cells_[rank].begin(static_padded_ + dynamic_bytes_);

@@ -200,6 +200,7 @@ static void issue_product(Warp &w, uint32_t lanes) {
   product.accumulators[position] = accumulator_of(w, mine, call, product.group, site);
   if (faulted) return;
   if (product.from_registers && !note_factors(w, mine, product.group, site)) return;
+  if (product.from_registers) w.clock.use_registers();
   if (product.from_registers)
     for (int l = 0; l < 32; l++)
       product.a_registers[position].insert(product.a_registers[position].end(), call_of(w, l).a_registers,

@@ -87,17 +87,18 @@ static bool touch_lines(const Tile &tile, int element, bool writes) {
     set_fault("%s at {at:%u} has lines of %d bytes that begin %zu apart", name, r.site, bytes, pitch);
     return false;
   }
+  if (!writes) warp->clock.reads_together = true;
   for (int line = 0; line < lines; line++) {
     const unsigned char *start = base + pitch * size_t(line);
     size_t aligned = line ? 1 : alignment;
     if (shared) {
       if (!shared_memory.valid(start, size_t(bytes), aligned, name, r.site)) return false;
-      Stamp stamp = now(kCollective);
+      Stamp stamp = now(writes ? kCollectiveWrite : kCollective);
       if (!(writes ? shared_memory.write(start, size_t(bytes), stamp, kWritten, r.site)
                    : shared_memory.read(start, size_t(bytes), stamp, r.site)))
         return false;
     } else if (!global_access(start, size_t(bytes), aligned, writes ? kWritten : kUnset, name, r.site,
-                              actor_of(now(kCollective)))) {
+                              actor_of(now(writes ? kCollectiveWrite : kCollective)))) {
       return false;
     }
   }

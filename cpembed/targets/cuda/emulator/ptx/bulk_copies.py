@@ -42,6 +42,8 @@ def _extra_operands(call: Call, first: int) -> tuple[Operand, ...]:
 def _mask(call: Call, rest: tuple[Operand, ...]) -> str:
     if len(rest) != bool(call["multicast"]):
         raise LoweringError("a multicast needs a mask of blocks, and other copies have none")
+    if rest and call["to"] != "shared::cluster":
+        raise LoweringError("a multicast goes to .shared::cluster")
     return f"true, {call.value(rest[0], 'b16')}" if rest else "false, 0u"
 
 
@@ -180,8 +182,7 @@ def _prefetch_map(call: Call) -> str:
     return call.invoke("prefetch_tensormap", pointer)
 
 
-runtime_call(
-    "fence.proxy.async",
-    "fence_proxy_async",
-    optional("space", "global", "shared::cta", "shared::cluster"),
-)
+@instruction("fence.proxy.async", optional("space", "shared::cta", "shared::cluster", "global"))
+def _fence_async(call: Call) -> str:
+    call.require_operands(0)
+    return call.invoke("fence_proxy_async", "false" if call["space"] == "global" else "true")

@@ -119,3 +119,43 @@ def test_a_library_is_closed_with_its_program() -> None:
     del program
     gc.collect()
     assert path not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize(
+    "parameters, is_copied",
+    [
+        ("const __grid_constant__ CUtensorMap map, float* out", False),
+        ("float* out, const __grid_constant__  CUtensorMap map", False),
+        ("const CUtensorMap* map", False),
+        ("const CUtensorMap& map, int n", False),
+        ("const CUtensorMap map, float* out", True),
+        ("float* out,\n    CUtensorMap map", True),
+        ("const __grid_constant__ CUtensorMap a, CUtensorMap map", True),
+    ],
+)
+def test_tensor_maps_have_no_copies(parameters: str, is_copied: bool) -> None:
+    text = f"__global__ void k({parameters}) {{}}"
+    if is_copied:
+        with pytest.raises(LoweringError, match="the tensor map map is a parameter without"):
+            prepare(text)
+    else:
+        prepare(text)
+
+
+ALIGNED = """extern "C" __global__ void k(unsigned* out) {
+  extern __shared__ DECLARED unsigned char memory[];
+  STATIC
+  if (threadIdx.x == 0) out[0] = (unsigned)__cvta_generic_to_shared(memory);
+}"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("static", ["", "__shared__ int a[3]; a[threadIdx.x] = 1;"])
+@pytest.mark.parametrize("alignment", [1, 16, 64, 128, 256, 1024])
+def test_dynamic_shared_memory_is_aligned_as_declared(alignment: int, static: str) -> None:
+    source = ALIGNED.replace("DECLARED", f"__align__({alignment})").replace("STATIC", static)
+    address = np.zeros(1, np.uint32)
+    compile_text(source).run(Launch("k", (1, 1, 1), (3, 1, 1), 64), [address])
+    # And no further, so that what needs more is misaligned.
+    place = int(address[0])
+    assert min(place & -place or 1024, 1024) == max(alignment, 16)

@@ -155,3 +155,119 @@ def test_matrices_are_stored(count: int, transposed: bool) -> None:
 def test_wrong_stores_of_matrices(wrong: int, said: str) -> None:
     line = fault(compile_text(matrices(4, False)), WARP, [np.zeros(256, np.uint16), wrong])
     assert re.search(said, line), line
+
+
+# Lanes of the first warp announce the matrices that it has stored, or have them copied by lane 5.
+ANNOUNCED = """extern "C" __global__ void k(unsigned short* out, int before, int after, int meets) {
+  __shared__ __align__(128) unsigned short tile[256];
+  __shared__ __align__(8) unsigned long long object;
+  unsigned first = (unsigned)__cvta_generic_to_shared(tile);
+  unsigned place = (unsigned)__cvta_generic_to_shared(&object), lane = threadIdx.x % 32;
+  if (threadIdx.x == 0)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 ::"r"(place), "r"(COPIES ? 1 : __popc(before)) : "memory");
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %1, %1, %1};"
+                 ::"r"(first + lane * 16), "r"(lane) : "memory");
+    if (before >> lane & 1) { FIRST }
+    if (meets) __syncwarp();
+    if (after >> lane & 1) { SECOND }
+    if (COPIES && lane == 5)
+      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 512;"
+                   "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
+                   ::"l"(out), "r"(first) : "memory");
+  } else if (!COPIES) {
+    asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;"
+                 "@!p bra again; }" ::"r"(place) : "memory");
+    for (int n = lane; n < 256; n += 32) out[n] = tile[n];
+  }
+}"""
+ARRIVAL = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(place) : "memory");'
+FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+TWO_WARPS = Launch("k", (1, 1, 1), (64, 1, 1))
+ALL, ISSUER = 2**32 - 1, 1 << 5
+SOME = [int(mask) | 1 for mask in RNG.integers(1, ALL, 3)]
+
+
+@pytest.mark.parametrize("meets", [False, True])
+@pytest.mark.parametrize("after", [0, ISSUER, ALL & ~ISSUER])
+@pytest.mark.parametrize("before", [ALL, 0, ISSUER, *SOME])
+def test_a_lane_fences_its_own_part_of_a_matrix(before: int, after: int, meets: bool) -> None:
+    source = ANNOUNCED.replace("FIRST", FENCE).replace("SECOND", FENCE).replace("COPIES", "1")
+    # Each lane fences before they meet, or the one that has them copied does behind it.
+    right = meets and (before == ALL or bool(after & ISSUER))
+    arguments = [np.zeros(256, np.uint16), *np.array([before, after], np.uint32).view(np.int32)]
+    if right:
+        compile_text(source).run(TWO_WARPS, [*arguments, int(meets)])
+    else:
+        line = fault(compile_text(source), TWO_WARPS, [*arguments, int(meets)])
+        assert re.search("missing fence.proxy.async|data race", line), line
+
+
+@pytest.mark.parametrize("space", ["", ".shared::cta", ".shared::cluster", ".global"])
+def test_fences_are_of_a_space(space: str) -> None:
+    fence = FENCE.replace(".shared::cta", space)
+    source = ANNOUNCED.replace("FIRST", fence).replace("SECOND", "").replace("COPIES", "1")
+    arguments = [np.zeros(256, np.uint16), np.int32(-1), 0, 1]
+    if space == ".global":
+        assert "missing fence.proxy.async" in fault(compile_text(source), TWO_WARPS, arguments)
+    else:
+        compile_text(source).run(TWO_WARPS, arguments)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("lanes", [ALL, 1, ISSUER, *SOME])
+def test_a_lane_announces_its_own_part_of_a_matrix(lanes: int, order: Order | int) -> None:
+    source = ANNOUNCED.replace("FIRST", ARRIVAL).replace("SECOND", "").replace("COPIES", "0")
+    out, mask = np.zeros(256, np.uint16), np.array([lanes], np.uint32).view(np.int32)[0]
+    if lanes == ALL:
+        compile_text(source).run(TWO_WARPS, [out, mask, 0, 0], order=order)
+        assert out.any()
+    else:
+        line = fault(compile_text(source), TWO_WARPS, [out, mask, 0, 0], order)
+        assert re.search("data race in shared memory: .* which warp 0 wrote", line), line
+
+
+# A warp reads matrices, and lanes of it let the other one overwrite them.
+RELEASED = """extern "C" __global__ void k(unsigned* out, int lanes, int meets) {
+  __shared__ __align__(128) unsigned tile[128];
+  __shared__ __align__(8) unsigned long long object;
+  unsigned first = (unsigned)__cvta_generic_to_shared(tile);
+  unsigned place = (unsigned)__cvta_generic_to_shared(&object), lane = threadIdx.x % 32;
+  if (threadIdx.x == 0)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 ::"r"(place), "r"(__popc(lanes)) : "memory");
+  tile[threadIdx.x] = tile[threadIdx.x + 64] = 7;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    unsigned r[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(first + lane * 16) : "memory");
+    if (meets) __syncwarp();
+    if (lanes >> lane & 1) { ARRIVAL }
+    out[lane] = r[0] + r[1] + r[2] + r[3];
+  } else {
+    asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0;"
+                 "@!p bra again; }" ::"r"(place) : "memory");
+    for (int n = lane; n < 128; n += 32) tile[n] = 8;
+  }
+}"""
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("meets", [False, True])
+@pytest.mark.parametrize("lanes", [ALL, 1, ISSUER, *SOME])
+def test_a_lane_releases_its_own_part_of_a_matrix(
+    lanes: int, meets: bool, order: Order | int
+) -> None:
+    source = RELEASED.replace("ARRIVAL", ARRIVAL)
+    out, mask = np.zeros(32, np.uint32), np.array([lanes], np.uint32).view(np.int32)[0]
+    arguments = [out, mask, int(meets)]
+    if meets or lanes == ALL:
+        compile_text(source).run(TWO_WARPS, arguments, order=order)
+        assert (out == 4 * 7).all()
+    else:
+        line = fault(compile_text(source), TWO_WARPS, arguments, order)
+        assert re.search("data race in shared memory: .* which warp 0 read", line), line

@@ -127,6 +127,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
          r"( +tvm_builtin_cuda_warp_sync\(\);\s+if \(lane_ptr\[0\] == 0\) \{.*?\n      \})"),
         r"\2\1",
     ),
+    "a lane gives back a stage that others may read": (
+        "warps",
+        r"tvm_builtin_cuda_warp_sync\(\);(\s+if \(lane_ptr\[0\] == 0\) \{\s+cpembed_mbarrier)",
+        r"\1",
+    ),
     "one arrival is enough": ("warps", r", 4\);", ", 1);"),
     "more arrivals than warps": ("warps", r", 4\);", ", 5);"),
     "the whole warp issues copies": ("warps", r"if \(producer_ptr\[0\] == 0\)", "if (true)"),
@@ -149,6 +154,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "the last stage is left out": ("warps", r"last_ptr\[0\] = 1;", "last_ptr[0] = 0;"),
     "boxes are hidden from the copy": ("boxes", r"cpembed_proxy_fence\(\);", ""),
     "matrices are hidden from the copy": ("matrices", r"cpembed_proxy_fence\(\);", ""),
+    "one lane makes the matrices of all visible": (
+        "matrices", r"cpembed_proxy_fence\(\);", "if (lane_ptr[0] == 0) cpembed_proxy_fence();",
+    ),
+    "the fence is one of global memory": ("boxes", r"async\.shared::cta;", "async.global;"),
+    "swizzles in memory that is not aligned": ("boxes", r"__align__\(1024\)", "__align__(64)"),
     "buffers are not waited for": ("boxes", r"cpembed_bulk_wait_read_1\(\);", ""),
     "one copy too many reads buffers": ("matrices", r"wait_group\.read 0", "wait_group.read 1"),
     "two buffers are one": (
