@@ -24,7 +24,7 @@ from cpembed.files import write_whole
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.model import gpu
-from cpembed.targets.cuda.tma.reads import loaded
+from cpembed.targets.cuda.tma.reads import count_reads
 from cpembed.targets.cuda.warp_specialized.build import cuda_text
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan, SpecializedProduct
 from cpembed.targets.cuda.warp_specialized.space import SpecializedSpace
@@ -96,7 +96,7 @@ def counted(plan: SpecializedPlan, workers: Sequence[int]) -> dict[str, tuple[in
     counters = CudaKernels(plan, cuda_text(plan)).count(workers)
     expected = traffic(plan, workers)
     items = [item for worker in workers for item in plan.order.items(worker)]
-    read_bytes, sectors = loaded(plan, items)
+    read_bytes, sectors = count_reads(plan, items)
     stored = counters.global_store_bytes + counters.bulk_store_bytes
     stored_sectors = counters.global_store_sectors + counters.bulk_store_sectors
     counts = {

@@ -23,16 +23,15 @@ from cpembed.ir.reference import reference
 from cpembed.ir.scalars import Apply, Input
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
-from cpembed.targets.cuda.emulator.executor import COMPILER, Order
+from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan
 from cpembed.targets.registry import open_target
 from cpembed.targets.verification import verified
 from tests.running import exact_inputs
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
-pytestmark = pytest.mark.skipif(
-    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
-)
+pytestmark = needs_compiler
 
 SCHEDULE = KernelSchedule((2, 1), (1, 2), 2, 3)
 

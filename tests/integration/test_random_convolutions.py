@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,13 +18,14 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
-from cpembed.targets.cuda.emulator.executor import COMPILER, Order
+from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.multistage.copies import factor_copies
-from cpembed.targets.cuda.multistage.reads import loaded
+from cpembed.targets.cuda.multistage.reads import count_reads
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.multistage.traffic import traffic
 from cpembed.targets.cuda.writer import Writer
+from tests.unit.targets.cuda.emulator.running import needs_compiler, needs_nvcc
 
 SHARED_BYTES = 101_376
 """Of a block on sm_120, the least of all architectures: CUDA C++ Programming Guide."""
@@ -99,7 +99,7 @@ def random_plan(seed: int) -> tuple[Computation, Plan]:
         return given, plan
 
 
-@pytest.mark.skipif(bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}")
+@needs_compiler
 @pytest.mark.quick(12)
 @pytest.mark.parametrize("seed", range(120))
 def test_random_workloads_are_computed(seed: int) -> None:
@@ -115,7 +115,7 @@ def test_random_workloads_are_computed(seed: int) -> None:
     assert sum(counters.mma.values()) == counts.products
     assert counters.shared_load_wavefronts == counts.shared_load_wavefronts
     assert counters.shared_store_wavefronts == counts.shared_store_wavefronts
-    assert (counters.global_load_bytes, counters.global_load_sectors) == loaded(plan)
+    assert (counters.global_load_bytes, counters.global_load_sectors) == count_reads(plan)
 
 
 def test_most_random_factors_are_separable() -> None:
@@ -130,7 +130,7 @@ def test_most_random_factors_are_separable() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+@needs_nvcc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("seed", range(0, 120, 5))
 def test_nvcc_compiles_without_warnings_and_spills(

@@ -21,17 +21,16 @@ from cpembed.runtime.measurement.verification import Expected
 from cpembed.runtime.measurement.verification_data import exact_data
 from cpembed.targets.cuda import results
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
-from cpembed.targets.cuda.emulator.executor import COMPILER, Order
+from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.targets.cuda.lane_places import place
 from cpembed.targets.cuda.lower import lower
-from cpembed.targets.cuda.multistage.reads import loaded
+from cpembed.targets.cuda.multistage.reads import count_reads
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.multistage.traffic import traffic
 from tests.running import exact_inputs
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
-pytestmark = pytest.mark.skipif(
-    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
-)
+pytestmark = needs_compiler
 
 SHARED_BYTES = 166_912
 """Of a block on sm_80: CUDA C++ Programming Guide, technical specifications."""
@@ -126,7 +125,7 @@ def check_counts(made: CudaKernels) -> None:
     assert sum(found.mma.values()) == expected.products
     assert found.shared_load_wavefronts == expected.shared_load_wavefronts
     assert found.shared_store_wavefronts == expected.shared_store_wavefronts
-    assert (found.global_load_bytes, found.global_load_sectors) == loaded(made.plan)
+    assert (found.global_load_bytes, found.global_load_sectors) == count_reads(made.plan)
     assert found.global_store_bytes == expected.stored_bytes
     assert found.ldmatrix_wavefronts == sum(
         int(name.split(".x")[1][0]) * count

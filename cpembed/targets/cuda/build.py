@@ -308,7 +308,6 @@ def execute(
     Parameters
     ----------
     text : CudaText
-        The kernels.
     operands, results : sequence of Tensor
         Tensors that they read and write.
     inputs : mapping of str to Array

@@ -49,7 +49,6 @@ def compiled(
     Parameters
     ----------
     source : Path
-        The text.
     name : str
         Beginning of the names of files.
     architectures : sequence of str
@@ -96,7 +95,6 @@ def architectures_of(instruction: TensorCoreInstruction, *, bulk: bool = False) 
     Parameters
     ----------
     instruction : TensorCoreInstruction
-        Instruction of the kernels.
     bulk : bool
         True if they make bulk copies, which are there from compute capability 9.0.
     """

@@ -45,7 +45,6 @@ class FragmentProducts:
     Parameters
     ----------
     writer : Writer
-        Text of the kernel.
     instruction : TensorCoreInstruction
         Instruction of a warp.
     tile : tuple of int and int

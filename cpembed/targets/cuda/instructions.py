@@ -318,21 +318,6 @@ def _extents(elements: int) -> dict[str, int]:
     return {"groupID": GROUPS, "threadID_in_group": GROUP_LANES, "i": elements}
 
 
-def position(name: str, lane: int, element: int) -> tuple[int, int]:
-    """Return row and column of an element of a fragment.
-
-    Parameters
-    ----------
-    name
-        Name of the fragment, ``m16n8k16.a`` for instance.
-    lane
-        Lane that holds the element.
-    element
-        Number of the element among those of the lane.
-    """
-    return fragments()[name].position(lane, element)
-
-
 @cache
 def fragments() -> Mapping[str, Fragment]:
     """Return the fragments of ``fragments.toml`` by name."""

@@ -9,9 +9,10 @@ after this step knows of convolutions.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.placement import Placement
@@ -23,6 +24,8 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.instructions import TensorCoreInstruction, instruction_of
 from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, PackedOperand
+
+N = TypeVar("N")
 
 ACCESS_BYTES = 16
 """Width of the widest access of a thread in bytes."""
@@ -237,6 +240,29 @@ def _matrix_axes(program: DerivedProgram) -> tuple[str, str, str]:
     )
     (rows,), (columns,), (depth,) = first & output, second & output, first & second
     return rows, columns, depth
+
+
+def loop_digits(
+    number: N, loops: Sequence[Loop], digit: Callable[[N, int, int | None], N]
+) -> dict[str, N]:
+    """Return the values of loops, outermost first, at a number that counts their points.
+
+    The outermost loop exceeds its extent if the number exceeds their product.
+
+    Parameters
+    ----------
+    number : N
+        Number, array of numbers, or expression.
+    loops : sequence of Loop
+    digit : callable
+        Function of a number, a divisor and a modulus, which is None for the outermost loop.
+    """
+    values: dict[str, N] = {}
+    inner = 1
+    for place, loop in reversed(list(enumerate(loops))):
+        values[loop.name] = digit(number, inner, loop.extent if place else None)
+        inner *= loop.extent
+    return values
 
 
 def original_access(operand: PackedOperand) -> tuple[IndexExpr, ...]:

@@ -130,11 +130,8 @@ def measured_us(
     kind : type
         Class of the target.
     spec : HardwareSpec
-        Its specification.
     candidate : Candidate
-        Embedding.
     schedule : Any
-        Schedule of the target.
     epilogue : Epilogue or None
         What is stored of the sums.
 

@@ -111,7 +111,6 @@ def original_location(
     values : mapping of str to str
         TVMScript of each iterator.
     extents : mapping of str to int
-        Extent of each iterator.
     """
     conditions, address, stride = list[str](), "0", 1
     shape = operand.layout.original_shape

@@ -76,7 +76,6 @@ def store_strip(writer: Writer, strip: Strip, sums: str = "sums") -> None:
     Parameters
     ----------
     writer : Writer
-        Text of the kernel.
     strip : Strip
     sums : str
         Array of the sums, strip by strip; another array than ``sums`` has those of one alone.

@@ -9,7 +9,6 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from random import Random
 from typing import Any, ClassVar, TypeVar
 
@@ -17,16 +16,15 @@ import msgspec
 
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.errors import LoweringError
-from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.database import PlainTrial
 from cpembed.runtime.tuning.space import Scored
-from cpembed.targets.base import Array, Details, Row, Target
+from cpembed.targets.base import Array, Details, Row
 from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
 from cpembed.targets.cuda.chains.target import ChainTarget, counter_rows
 from cpembed.targets.cuda.emulator.executor import COMPILER, Counters
 from cpembed.targets.cuda.lower import TiledProduct, lower
-from cpembed.targets.cuda.model import Gpu, estimate, gpu
+from cpembed.targets.cuda.model import Gpu, estimate
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.multistage.space import (
     COLUMN_TILES,
@@ -38,7 +36,6 @@ from cpembed.targets.cuda.multistage.space import (
     leaves_half_idle,
 )
 from cpembed.targets.cuda.multistage.traffic import work_of
-from cpembed.targets.cuda.saving.target import SavingTarget
 from cpembed.targets.cuda.tuning import MEASURED, CudaTuner
 from cpembed.targets.cuda.warp_specialized.build import cuda_text as bulk_text
 from cpembed.targets.cuda.warp_specialized.limits import check as check_bulk
@@ -204,16 +201,11 @@ class CudaDetails(Details):
         return [("measure", text)]
 
 
-class EmulatedTarget(ChainTarget, SavingTarget, Target[L, S, CudaKernels]):
+class EmulatedTarget(ChainTarget[L, S]):
     """Emulated kernels of products; times are estimates for the first GPU of the specification."""
 
-    provenance = Provenance.EMULATED
     follows_machine = True
     tuner = CudaTuner
-
-    @cached_property
-    def gpu(self) -> Gpu:
-        return gpu(self.spec)
 
     @property
     def described_machine(self) -> str | None:

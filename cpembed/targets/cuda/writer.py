@@ -10,7 +10,7 @@ from cpembed.codegen.plan import Script
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.emulator.executor import Launch
-from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct, loop_digits
 from cpembed.transform.program import Loop
 
 PARAMETERS = ("A", "B")
@@ -85,7 +85,6 @@ def thread_nest(
     Parameters
     ----------
     script : Script
-        Text of the kernel.
     name : str
         Name of the statements.
     numbers : mapping of str to tuple of str and int
@@ -191,23 +190,18 @@ def _term(term: IndexTerm, values: Mapping[str, str], extents: Mapping[str, int]
         value = value if term.divisor == 1 else f"({value}) // {term.divisor}"
         value = value if term.modulus is None else f"({value}) % {term.modulus}"
     else:
-        value = quotient(value, term.divisor)
-        value = value if term.modulus is None else remainder(value, term.modulus)
+        value = _digit(value, term.divisor, term.modulus)
     return value if term.coefficient == 1 else f"({value}) * {term.coefficient}"
 
 
 def digits(number: str, loops: Sequence[Loop]) -> dict[str, str]:
-    """Return the values of loops, outermost first, at a number that counts them all.
+    """Return the values of loops at a number that counts their points, as :func:`loop_digits`."""
+    return loop_digits(number, loops, _digit)
 
-    The outermost loop exceeds its extent if the number exceeds their product.
-    """
-    values: dict[str, str] = {}
-    inner = 1
-    for place, loop in reversed(list(enumerate(loops))):
-        value = quotient(number, inner)
-        values[loop.name] = remainder(value, loop.extent) if place else value
-        inner *= loop.extent
-    return values
+
+def _digit(number: str, divisor: int, modulus: int | None) -> str:
+    value = quotient(number, divisor)
+    return value if modulus is None else remainder(value, modulus)
 
 
 def tile_values(

@@ -180,7 +180,6 @@ def plan_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> ApartPlan:
     ----------
     chain : ProductChain
     pair : Pair
-        Embeddings of the products.
     gpu : Gpu
 
     Raises

@@ -28,7 +28,6 @@ def choose(chain: ProductChain, spec: HardwareSpec, gpu: Gpu) -> ChainChoice:
     ----------
     chain : ProductChain
     spec : HardwareSpec
-        Specification of the instruction.
     gpu : Gpu
         GPU that times are estimated for.
 

@@ -18,6 +18,7 @@ from cpembed.targets.cuda.results import Strip, store_strip
 from cpembed.targets.cuda.warp_specialized.device import product_name
 from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT, CHUNK, write_descriptor
 from cpembed.targets.cuda.warp_specialized.loads import map_name, write_tensor_copy
+from cpembed.targets.cuda.warp_specialized.ring import StageCounter
 from cpembed.targets.cuda.warp_specialized.schedule import BARRIER_BYTES, WARP_ROWS
 from cpembed.targets.cuda.warp_specialized.streaming import write_opaque
 from cpembed.targets.cuda.writer import Writer, register_pointer, shared_pointer
@@ -42,6 +43,10 @@ class _GroupBody:
     def __init__(self, writer: Writer, plan: GroupPlan) -> None:
         self.writer, self.plan = writer, plan
         self.script, self.schedule = writer.script, plan.schedule
+        # The second factor is a chunk behind the first.
+        self.ring, self.behind = (
+            StageCounter(writer.script, name, plan.schedule.stages) for name in ("ring", "behind")
+        )
         self.softmax = (
             Softmax(writer, plan) if isinstance(plan.chain.function, RowSoftmax) else None
         )
@@ -54,9 +59,7 @@ class _GroupBody:
         )
         locate_block(self.writer, plan)
         first, last = locate_chunks(self.writer, plan, self.softmax)
-        # Number of the stage, and parity of the ring's turn.
-        self.script.line('ring = T.alloc_buffer((2,), "int32", scope="local")')
-        self.script.lines(("ring[0] = 0", "ring[1] = 0"))
+        self.ring.allocate()
         self._initialise_barriers()
         of_producers, of_consumers = SHARED_REGISTERS[plan.groups]
         # ptxas takes a shuffled number for one of the warp, and what follows from it too.
@@ -107,7 +110,7 @@ class _GroupBody:
                     # The first turn finds the parity of a phase that never was.
                     self.writer.call("cpembed_mbarrier_wait", empty, "T.bitwise_xor(ring[1], 1)")
                     self._load(factor, "chunk", "ring[0]")
-                self._advance("ring")
+                self.ring.advance()
 
     def _load(self, factor: PanelFactor, chunk: str, stage: str) -> None:
         """Write the copies of all panels of a factor."""
@@ -145,11 +148,6 @@ class _GroupBody:
         start += self.plan.columns_panels.bytes * (factor.role == "B2")
         return f"{stage} * {self.plan.stage_bytes} + {start}"
 
-    def _advance(self, ring: str) -> None:
-        self.script.line(f"{ring}[0] = {ring}[0] + 1")
-        with self.script.nested(f"if {ring}[0] == {self.schedule.stages}:"):
-            self.script.lines((f"{ring}[0] = 0", f"{ring}[1] = T.bitwise_xor({ring}[1], 1)"))
-
     # -- products ---------------------------------------------------------------------------------
 
     def _consume(self, first: str, last: str) -> None:
@@ -161,16 +159,8 @@ class _GroupBody:
             ("sums", self.schedule.columns * sums, second.sums),
         ):
             self.script.line(f'{name} = T.alloc_buffer(({count},), "{dtype}", scope="local")')
-        self.script.lines(
-            (
-                f"lane = thread % {LANES}",
-                f"warp_row = warp // {WARP_GROUP // LANES}",
-                # Stage and parity of the second factor, which is a chunk behind the first.
-                'behind = T.alloc_buffer((2,), "int32", scope="local")',
-                "behind[0] = 0",
-                "behind[1] = 0",
-            )
-        )
+        self.script.lines((f"lane = thread % {LANES}", f"warp_row = warp // {WARP_GROUP // LANES}"))
+        self.behind.allocate()
         with self.script.nested(f"for i in T.unroll({self.schedule.columns * sums}):"):
             self.script.line(f"sums[i] = T.{second.sums}(0)")
         if self.softmax is not None:
@@ -199,7 +189,7 @@ class _GroupBody:
         self._multiply_first()
         self.writer.call("cpembed_wgmma_wait_0")
         self._release(plan.columns_panels, "ring[0]")
-        self._advance("ring")
+        self.ring.advance()
         self._write_function(first)
         with self.script.nested(f"if {first} + 1 < {last}:"):
             self._await_columns()
@@ -215,7 +205,7 @@ class _GroupBody:
                 self._arrive_at_turn("", f"T.Select(warp_row == {groups - 1}, 0, warp_row + 1)")
             self.writer.call("cpembed_wgmma_wait_1")
             self._release(plan.columns_panels, "ring[0]")
-            self._advance("ring")
+            self.ring.advance()
             self._write_function("(previous + 1)", last)
         self._multiply_second()
         self.writer.call("cpembed_wgmma_wait_0")
@@ -245,7 +235,7 @@ class _GroupBody:
                 self._await_columns()
             self.writer.call("cpembed_wgmma_wait_0")
             self._release(self.plan.second_panels, "behind[0]")
-            self._advance("behind")
+            self.behind.advance()
         if softmax is None:
             write_pointwise(self.writer, self.plan, step)
             return

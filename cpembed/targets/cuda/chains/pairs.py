@@ -131,28 +131,6 @@ class Pairs:
     pairs: tuple[Pair, ...]
     rejected: Counter[str]
 
-    @property
-    def coupled(self) -> int:
-        """Number of pairs whose operand between the products may stay in registers."""
-        return sum(isinstance(pair.coupling, Coupling) for pair in self.pairs)
-
-    @property
-    def uncoupled(self) -> Counter[str]:
-        """Number of pairs that need shared memory, by reason."""
-        mismatches = (pair.coupling for pair in self.pairs)
-        return Counter(m.reason for m in mismatches if isinstance(m, Mismatch))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts and the first pairs for documents."""
-        return {
-            "embeddings": list(self.embeddings),
-            "pairs": self.embeddings[0] * self.embeddings[1],
-            "in_registers": self.coupled,
-            "through_shared_memory": len(self.pairs),
-            "needs_shared_memory": dict(self.uncoupled),
-            "rejected": dict(self.rejected),
-        }
-
 
 CONSTRAINTS = ("in_place_padded", "fused")
 """Presets whose embeddings are paired."""

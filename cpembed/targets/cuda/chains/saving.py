@@ -33,7 +33,6 @@ def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKe
     ----------
     kernels : ChainKernels
     spec : HardwareSpec
-        Specification of the instruction.
     name : str
         Identifier with which the names of kernels and files begin.
     """

@@ -116,7 +116,6 @@ def plan_of(chain: ProductChain, pair: Pair, schedule: ChainSchedule) -> ChainPl
     ----------
     chain : ProductChain
     pair : Pair
-        Embeddings of the products.
     schedule : ChainSchedule
     """
     is_group = pair.first.product.instruction.kind == "wgmma"

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypeVar
 
-from cpembed.provenance import Provenance
 from cpembed.targets.base import Array, Execution, Row
-from cpembed.targets.cuda.emulator.executor import Counters, Order
+from cpembed.targets.cuda.emulator.executor import Counters
+from cpembed.targets.cuda.model import Gpu, gpu
 from cpembed.targets.cuda.saving.folder import identifier, save
+from cpembed.targets.cuda.saving.target import ORDERS, SavingTarget
 
 if TYPE_CHECKING:
-    from cpembed.targets.base import Target
     from cpembed.targets.chains import ChainCandidate, ChainChoice
     from cpembed.targets.cuda.chains.build import ChainKernels
-    from cpembed.targets.cuda.model import Gpu
     from cpembed.workloads.chains import ProductChain
+
+L = TypeVar("L")
+S = TypeVar("S")
 
 
 def counter_rows(counters: Counters) -> list[Row]:
@@ -41,28 +44,27 @@ def counter_rows(counters: Counters) -> list[Row]:
     return rows
 
 
-class ChainTarget:
+class ChainTarget(SavingTarget[L, S]):
     """Abilities of a target that makes kernels of chains; the chains are imported on first use."""
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        return gpu(self.spec)
 
     def chain_choice(self, chain: ProductChain) -> ChainChoice:
         from cpembed.targets.cuda.chains.choice import choose
 
-        target = cast("Target[Any, Any, Any]", self)
-        return choose(chain, target.spec, self._gpu)
-
-    @property
-    def _gpu(self) -> Gpu:
-        return cast("Any", self).gpu
+        return choose(chain, self.spec, self.gpu)
 
     def build_chain(self, candidate: ChainCandidate) -> ChainKernels:
         from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
 
-        cast("Any", self).require_executable(candidate.plan.chain.macs)
-        return ChainKernels(candidate.plan, chain_text(candidate.plan, self._gpu.architecture))
+        self.require_executable(candidate.plan.chain.macs)
+        return ChainKernels(candidate.plan, chain_text(candidate.plan, self.gpu.architecture))
 
     def execute_chain(self, artifact: ChainKernels, inputs: Mapping[str, Array]) -> Execution:
-        outputs = tuple(artifact.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
-        return Execution(outputs, Provenance.EMULATED)
+        outputs = tuple(artifact.run(inputs, order) for order in ORDERS)
+        return Execution(outputs, self.provenance)
 
     def chain_rows(self, artifact: ChainKernels) -> Sequence[Row]:
         return counter_rows(artifact.counters)
@@ -70,5 +72,4 @@ class ChainTarget:
     def save_chain(self, artifact: ChainKernels, folder: Path) -> None:
         from cpembed.targets.cuda.chains.saving import saved_chain
 
-        spec = cast("Target[Any, Any, Any]", self).spec
-        save(saved_chain(artifact, spec, identifier(folder.name)), folder)
+        save(saved_chain(artifact, self.spec, identifier(folder.name)), folder)

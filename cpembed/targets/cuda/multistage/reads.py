@@ -107,7 +107,6 @@ def addresses(
     Parameters
     ----------
     product : TiledProduct
-        Product of the factor.
     number : int
         0 for the first factor, 1 for the second.
     operand : GlobalOperand
@@ -139,7 +138,7 @@ def _distinct(numbers: Numbers) -> int:
     return int(np.count_nonzero(numbers[:, 0] >= 0) + np.count_nonzero(changes))
 
 
-def loaded(plan: Plan) -> tuple[int, int]:
+def count_reads(plan: Plan) -> tuple[int, int]:
     """Count the bytes and the sectors of all copies of a product's kernel, access by access."""
     rows, columns, batch, splits = plan.blocks
     total = np.zeros(2, np.int64)
@@ -157,7 +156,6 @@ def mean_reads(product: TiledProduct, number: int, layout: int, tile: SharedTile
     Parameters
     ----------
     product : TiledProduct
-        Product of the factor.
     number, layout : int
         0 for the first factor, 1 for the second, and the number of its layout.
     tile : SharedTile

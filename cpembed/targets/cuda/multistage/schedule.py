@@ -151,6 +151,15 @@ class Staging:
     pitch: int
     dtype: str
 
+    @staticmethod
+    def of_sums(rows: int, columns: int, dtype: str) -> Staging:
+        """Return a part for so many rows and columns of sums."""
+        size = size_bytes(dtype)
+        pitch = columns * size
+        # Rows begin in different banks: eight words apart, or four if elements are halves.
+        pitch += (8 * size - pitch) % WAVEFRONT_BYTES
+        return Staging(rows, columns, pitch // size, dtype)
+
     @property
     def bytes(self) -> int:
         return self.rows * self.pitch * size_bytes(self.dtype)
@@ -203,28 +212,21 @@ class Plan:
         return self._shared_tile(0), self._shared_tile(1)
 
     def _shared_tile(self, number: int) -> SharedTile:
-        instruction, schedule = self.product.instruction, self.schedule
-        operand = self.operand(number)
+        instruction, schedule, operand = (
+            self.product.instruction,
+            self.schedule,
+            self.operand(number),
+        )
+        size, swizzled = size_bytes(operand.layout.dtype), instruction.kind == "mma"
         rows = schedule.block[number] * (instruction.m, instruction.n)[number]
-        row_bytes = schedule.depth * instruction.k * size_bytes(operand.layout.dtype)
-        swizzled = instruction.kind == "mma"
-        size = size_bytes(operand.layout.dtype)
+        deep, width = schedule.depth * instruction.k, operand.length * size
         if operand.along != self.product.axes[2]:
-            return SharedTile(
-                rows=schedule.depth * instruction.k,
-                row_bytes=rows * size,
-                pitch=rows * size,
-                width=operand.length * size,
-                swizzled=swizzled,
-                transposed=True,
-            )
+            row_bytes = rows * size
+            return SharedTile(deep, row_bytes, row_bytes, width, swizzled, transposed=True)
         # WMMA's rows begin at multiples of a fragment's bytes: 32 of float16, at most 16 of bytes
         # (PTX ISA, Matrix Storage for WMMA, Address Alignment).
-        pitch = row_bytes if swizzled else row_bytes + 2 * CHUNK
-        width = operand.length * size_bytes(operand.layout.dtype)
-        return SharedTile(
-            rows=rows, row_bytes=row_bytes, pitch=pitch, width=width, swizzled=swizzled
-        )
+        pitch = deep * size if swizzled else deep * size + 2 * CHUNK
+        return SharedTile(rows, deep * size, pitch, width, swizzled)
 
     def separation(self, number: int) -> Separation | None:
         """Return a factor's parts by rows and depth; None if each copy computes its address.
@@ -258,13 +260,9 @@ class Plan:
 
     @cached_property
     def staging(self) -> Staging:
-        instruction, dtype = self.product.instruction, self.product.sums
+        instruction = self.product.instruction
         columns = self.schedule.tile[1] * instruction.n
-        size = size_bytes(dtype)
-        pitch = columns * size
-        # Rows begin in different banks: eight words apart, or four if elements are halves.
-        pitch += (8 * size - pitch) % WAVEFRONT_BYTES
-        return Staging(instruction.m, columns, pitch // size, dtype)
+        return Staging.of_sums(instruction.m, columns, self.product.sums)
 
     @property
     def stage_bytes(self) -> int:

@@ -301,7 +301,6 @@ def linear_limits(
     Parameters
     ----------
     operand : GlobalOperand
-        Factor in global memory.
     directions : sequence of Positions
         The dimensions of the product that the factor has.
 

@@ -39,9 +39,7 @@ class CopiedTile:
         0 for the first factor of the product, 1 for the second.
     product : TiledProduct
     operand : GlobalOperand
-        The factor in global memory.
     tile : SharedTile
-        The tile in shared memory.
     threads : int
         Number of threads of a block.
     first : tuple of str and str
@@ -201,7 +199,6 @@ def copy_vector(
     name : str
         Parameter of the kernel that is the factor.
     operand : GlobalOperand
-        The factor.
     row : str
         Expression of the row in shared memory.
     place : callable

@@ -228,7 +228,6 @@ def staged_wavefronts(instruction: TensorCoreInstruction, staging: Staging, colu
     Parameters
     ----------
     instruction : TensorCoreInstruction
-        Instruction of the tiles.
     staging : Staging
         The warp's part of shared memory.
     columns : int
@@ -387,10 +386,10 @@ def auxiliary_work(plan: ProductPlan, splits: int, gpu: Gpu) -> tuple[KernelWork
     splits : int
         Number of parts of the reduction.
     gpu : Gpu
-        GPU that executes the kernels.
     """
     product, kernels = plan.product, list[KernelWork]()
-    weights = product.program.workload.inputs[1].name
+    second = product.program.workload.inputs[1]
+    weights = None if second.varies else second.name
     for number in range(2):
         operand = plan.operand(number)
         if plan.packs(number) and operand.layout.name != weights:
@@ -445,7 +444,6 @@ def element_work(
     transferred : int
         Bytes that all threads together read and write.
     gpu : Gpu
-        GPU that executes it.
     instructions : float
         Number of instructions of a thread.
     """

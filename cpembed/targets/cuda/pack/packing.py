@@ -195,7 +195,6 @@ def save_variant(
     Parameters
     ----------
     saved : SavedKernel
-        The kernel.
     folder : Path
         Its folder.
     samples : mapping

@@ -78,30 +78,20 @@ class _Results(msgspec.Struct, frozen=True):
     layers: list[_Layer]
 
 
-def read_results(document: object, name: str = "the document") -> dict[str, Any]:
+def read_results(document: object) -> dict[str, Any]:
     """Return a document of results, all of whose members that reports use were checked.
 
-    Parameters
-    ----------
-    document : object
-        Value of the file's JSON.
-    name : str
-        Name of the file in errors.
-
-    Raises
-    ------
-    SpecError
-        If a member is missing or of another type, or a time is no time.
+    Raises :class:`SpecError` if a member is missing or of another type, or a time is no time.
     """
     try:
         results = msgspec.convert(document, _Results)
     except msgspec.ValidationError as error:
-        raise SpecError(f"{name} holds no results of a pack: {error}") from error
+        raise SpecError(f"the document holds no results of a pack: {error}") from error
     if results.format != FORMAT:
-        raise SpecError(f"{name} holds results of format {results.format}, not {FORMAT}")
+        raise SpecError(f"the document holds results of format {results.format}, not {FORMAT}")
     for layer in results.layers:
         for implementation, times in layer.times.items():
             numbers = (times.us, *times.samples)
             if not times.samples or not all(math.isfinite(n) and n > 0 for n in numbers):
-                raise SpecError(f"{name}: {layer.name}, {implementation}: times are positive")
+                raise SpecError(f"the document: {layer.name}, {implementation}: times are positive")
     return cast("dict[str, Any]", document)

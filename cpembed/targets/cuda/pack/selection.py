@@ -122,7 +122,6 @@ def select(
     Parameters
     ----------
     workload : Computation
-        A layer.
     target : Target
         Target that estimates and generates the kernels.
     candidates : sequence of RankedCandidate

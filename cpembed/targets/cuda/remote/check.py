@@ -122,7 +122,6 @@ def difference(
     Parameters
     ----------
     data : bytes
-        The result.
     output : mapping
         Document of its buffer.
     expected : mapping
@@ -238,7 +237,6 @@ def check_case(kernels: Kernels, memory: Memory, case: Mapping[str, Any]) -> Non
     Parameters
     ----------
     kernels : Kernels
-        The kernels.
     memory : Memory
         Memory of their buffers.
     case : mapping
@@ -293,11 +291,9 @@ def timed(kernels: Kernels, memory: Memory, timer: Timer) -> list[float]:
     Parameters
     ----------
     kernels : Kernels
-        The kernels.
     memory : Memory
         Memory of their buffers, with the inputs of a case.
     timer : Timer
-        Clock.
     """
     kernels.launch(memory.addresses, kernels.prepares)
 

@@ -517,9 +517,7 @@ def launch(
     Parameters
     ----------
     driver : Driver
-        The CUDA driver.
     function : ctypes.c_void_p
-        The kernel.
     kernel : mapping
         Its grid, block, cluster and shared memory.
     values : sequence
@@ -579,7 +577,6 @@ def tensor_map(driver: Driver, document: Mapping[str, Any], address: int) -> Any
     Parameters
     ----------
     driver : Driver
-        The CUDA driver.
     document : mapping
         Fields of ``cuTensorMapEncodeTiled`` or ``cuTensorMapEncodeIm2col``.
     address : int

@@ -33,7 +33,6 @@ def ratio(entry: Mapping[str, Any], name: str | None, base: str | None) -> float
     Parameters
     ----------
     entry : mapping
-        A layer.
     name, base : str or None
         Implementations.
     """
@@ -165,7 +164,6 @@ def number(value: float | None, digits: int, unit: str = "") -> str:
     Parameters
     ----------
     value : float or None
-        The number.
     digits : int
         Number of decimals.
     unit : str

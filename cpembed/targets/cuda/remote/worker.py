@@ -270,7 +270,6 @@ def ceilings(
     root : Path
         Folder of the pack.
     device : Device
-        The device.
     clock : callable
         Function from a call to its microseconds.
     """

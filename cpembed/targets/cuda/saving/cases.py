@@ -60,7 +60,6 @@ class Drawing:
     seed : int
         Seed of the generator.
     dtype : str
-        Element type.
     values : tuple of float
         Numbers that are equally frequent.
     rare : tuple of float

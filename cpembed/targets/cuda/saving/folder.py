@@ -53,7 +53,6 @@ class SavedKernel:
     name : str
         Identifier of C, with which the names of kernels and files begin.
     text : CudaText
-        The kernels.
     inputs : sequence of Tensor
         Tensors that they read, in their original layouts.
     outputs : sequence of Tensor
@@ -136,7 +135,6 @@ def save_kernels(
     Parameters
     ----------
     kernel : SavedKernel
-        The kernels.
     folder : Path
         Folder of the files, which exists.
     samples : mapping

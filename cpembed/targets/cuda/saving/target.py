@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeVar
 
 from cpembed.errors import BackendUnavailable
 from cpembed.provenance import Provenance
-from cpembed.targets.base import Array, Execution
+from cpembed.targets.base import Array, Execution, Target
 from cpembed.targets.cuda import compiling
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.compiling import architectures_of
@@ -29,8 +29,11 @@ from cpembed.targets.cuda.saving.folder import (
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.outputs import PackedLayer
 
-if TYPE_CHECKING:
-    from cpembed.targets.base import Target
+L = TypeVar("L")
+S = TypeVar("S")
+
+ORDERS = (Order.REVERSE, Order.FORWARD)
+"""Orders of the warps in which kernels are executed: a result that depends on it is wrong."""
 
 MACS_PER_SECOND = 2**29
 """Multiply-accumulates that the emulator executes in a second: a product of 2,048 of them takes
@@ -40,7 +43,7 @@ LONGEST_SECONDS = 24 * 3600
 """Estimated seconds beyond which nothing is emulated."""
 
 
-class SavingTarget:
+class SavingTarget(Target[L, S, CudaKernels]):
     """Abilities of a target whose artifacts are :class:`CudaKernels`."""
 
     provenance = Provenance.EMULATED
@@ -58,9 +61,7 @@ class SavingTarget:
             )
 
     def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
-        # Two orders of the warps: a result that depends on the order is wrong.
-        orders = (Order.REVERSE, Order.FORWARD)
-        outputs, *seconds = zip(*(artifact.outputs(inputs, o) for o in orders), strict=True)
+        outputs, *seconds = zip(*(artifact.outputs(inputs, o) for o in ORDERS), strict=True)
         return Execution(outputs, self.provenance, *seconds)
 
     def joined(self, artifacts: Mapping[str, CudaKernels], shape: Sequence[int]) -> JoinedKernels:
@@ -69,13 +70,12 @@ class SavingTarget:
         return JoinedKernels.from_parts(artifacts, shape)
 
     def execute_joined(self, joined: JoinedKernels, inputs: Mapping[str, Array]) -> Execution:
-        outputs = tuple(joined.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
+        outputs = tuple(joined.run(inputs, order) for order in ORDERS)
         return Execution(outputs, self.provenance)
 
     def save_joined(
         self, joined: JoinedKernels, parts: Sequence[Part], path: Path, about: Mapping[str, Any]
     ) -> None:
-        target = cast("Target[Any, Any, Any]", self)
         kernel = SavedKernel(
             name=identifier(path.name),
             text=joined.text,
@@ -84,13 +84,13 @@ class SavingTarget:
             prepares=joined.prepares,
             cases=joined_cases(parts, joined.output.shape),
             macs=sum(workload.macs for workload, _ in parts),
-            about={
-                **about,
-                "target": target.spec.name,
-                "machine": target.described_machine,
-            },
+            about={**about, **self._described},
         )
         save(kernel, path)
+
+    @property
+    def _described(self) -> dict[str, Any]:
+        return {"target": self.spec.name, "machine": self.described_machine}
 
     def executed_by(self, artifact: CudaKernels) -> str:
         return "emulated CUDA"
@@ -104,7 +104,7 @@ class SavingTarget:
         save_torch(path)
 
     def pack_layer(self, layer: PackedLayer, root: Path) -> None:
-        pack_layer(cast("Target[Any, Any, Any]", self), self.saved, layer, root)
+        pack_layer(self, self.saved, layer, root)
 
     def missing_to_pack(self) -> str | None:
         return compiling.missing()
@@ -117,7 +117,7 @@ class SavingTarget:
 
     def saved(self, artifact: CudaKernels, name: str, cases: Sequence[Case]) -> SavedKernel:
         """Return kernels with everything that a folder says of them."""
-        target, plan = cast("Target[Any, Any, Any]", self), artifact.plan
+        plan = artifact.plan
         program, epilogue = plan.product.program, plan.product.epilogue
         # In the workload's order: the factors of a kernel may be exchanged.
         order = {operand.tensor: n for n, operand in enumerate(program.unfused.inputs)}
@@ -136,8 +136,7 @@ class SavingTarget:
                 "workload": str(program.unfused),
                 "sizes": dict(program.unfused.extents),
                 "epilogue": None if epilogue is None else str(epilogue),
-                "target": target.spec.name,
-                "machine": target.described_machine,
+                **self._described,
                 "embedding": program.embedding.to_json(),
                 "schedule": str(plan.schedule),
             },

@@ -21,6 +21,7 @@ from cpembed.targets.cuda.lower import (
     TiledProduct,
     global_operand,
     in_original,
+    loop_digits,
     original_access,
 )
 from cpembed.transform.index_algebra import simplify
@@ -42,30 +43,23 @@ def flattened(loops: Sequence[Loop]) -> IndexExpr:
     return IndexExpr.sum(reversed(terms))
 
 
-def loop_digits(number: IndexExpr, loops: Sequence[Loop]) -> dict[str, IndexExpr]:
-    """Return the values of loops, outermost first, at a number that counts their points.
+def index_digits(number: IndexExpr, loops: Sequence[Loop]) -> dict[str, IndexExpr]:
+    """Return the values of loops at a number that counts their points, as :func:`loop_digits`."""
+    return loop_digits(number, loops, _index_digit)
 
-    The outermost loop exceeds its extent if the number exceeds their product.
-    """
-    values: dict[str, IndexExpr] = {}
-    inner = 1
-    for place, loop in reversed(list(enumerate(loops))):
-        modulus = loop.extent if place else None
-        digit = IndexTerm.digit(number, divisor=inner, modulus=modulus)
-        values[loop.name] = IndexExpr((digit,))
-        inner *= loop.extent
-    return values
+
+def _index_digit(number: IndexExpr, divisor: int, modulus: int | None) -> IndexExpr:
+    return IndexExpr((IndexTerm.digit(number, divisor=divisor, modulus=modulus),))
 
 
 def digit_values(numbers: Numbers, loops: Sequence[Loop]) -> dict[str, Numbers]:
     """Return the values of loops at numbers that count their points, as :func:`loop_digits`."""
-    values: dict[str, Numbers] = {}
-    inner = 1
-    for place, loop in reversed(list(enumerate(loops))):
-        digit = numbers // inner
-        values[loop.name] = digit % loop.extent if place else digit
-        inner *= loop.extent
-    return values
+    return loop_digits(numbers, loops, _numeric_digit)
+
+
+def _numeric_digit(numbers: Numbers, divisor: int, modulus: int | None) -> Numbers:
+    digit = numbers // divisor
+    return digit if modulus is None else digit % modulus
 
 
 @dataclass(frozen=True)
@@ -243,9 +237,9 @@ def packed_image(product: TiledProduct, number: int) -> PackedOperand:
     tile_rows, tile_depth = access.tile_rows, access.tile_depth
     values = {
         **dict.fromkeys(product.program.extents, IndexExpr()),
-        **loop_digits(IndexExpr.iterator(names[0]), product.batch),
-        **loop_digits(IndexExpr((IndexTerm(names[2], divisor=tile_rows),)), access.row_loops),
-        **loop_digits(IndexExpr((IndexTerm.digit(element, divisor=tile_depth),)), product.depth),
+        **index_digits(IndexExpr.iterator(names[0]), product.batch),
+        **index_digits(IndexExpr((IndexTerm(names[2], divisor=tile_rows),)), access.row_loops),
+        **index_digits(IndexExpr((IndexTerm.digit(element, divisor=tile_depth),)), product.depth),
         access.row_axis: IndexExpr((IndexTerm.digit(row, modulus=tile_rows),)),
         product.axes[2]: IndexExpr((IndexTerm.digit(element, modulus=tile_depth),)),
     }

@@ -23,13 +23,12 @@ SAMPLED_BLOCKS = 16
 """Maximum number of blocks of rows over which a mean of bytes is taken."""
 
 
-def loaded(plan: SpecializedPlan, items: Iterable[WorkItem] | None = None) -> tuple[int, int]:
+def count_reads(plan: SpecializedPlan, items: Iterable[WorkItem] | None = None) -> tuple[int, int]:
     """Count bytes and sectors that bulk copies of the kernel read; a multicast counts once.
 
     Parameters
     ----------
     plan : SpecializedPlan
-        Plan of the kernel.
     items : iterable of WorkItem, optional
         Work items that are counted, by default those of all workers.
     """
@@ -59,7 +58,6 @@ def mean_bytes(plan: SpecializedPlan, number: int) -> float:
     Parameters
     ----------
     plan : SpecializedPlan
-        Plan of the kernel.
     number : int
         0 for the first factor, 1 for the second.
     """
@@ -101,9 +99,7 @@ def _view_reads(
     Parameters
     ----------
     view : ImageView
-        View of the factor.
     product : TiledProduct
-        Product of the factor.
     number : int
         0 for the first factor, 1 for the second.
     requests : array of int64, shape (images, 3)
@@ -203,7 +199,6 @@ def _transferred(
     Parameters
     ----------
     tensor_map : TensorMap
-        Map of the array.
     row : tuple of array
         First element along the innermost dimension, and number of elements.
     rows : tuple of array

@@ -40,7 +40,6 @@ class StoreView:
     Attributes
     ----------
     tensor_map : TensorMap
-        Map of the result.
     tiles : int
         Number of neighbouring instruction tiles of columns in a box.
     coordinates : tuple of IndexExpr
@@ -88,7 +87,6 @@ def store_view(product: TiledProduct, columns: int) -> StoreView:
     Parameters
     ----------
     product : TiledProduct
-        Product whose results are stored.
     columns : int
         Number of adjacent instruction tiles of a warp along columns.
 
@@ -178,7 +176,6 @@ def _require_exact(
     Parameters
     ----------
     access : ResultAccess
-        Result that is stored.
     parts, steps : Numbers
         Coordinates of all rows or columns, and the steps of a box.
     names : frozenset of str

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,6 @@ class TensorMap:
     Attributes
     ----------
     dtype : str
-        Element type.
     global_dims : tuple of int
         Number of elements along each dimension, innermost first.
     global_strides : tuple of int
@@ -283,29 +282,6 @@ class TensorMap:
             }
         }
 
-    @staticmethod
-    def from_json(document: Mapping[str, Any]) -> TensorMap:
-        """Return the map of :meth:`to_json`'s document; raises :class:`LoweringError`."""
-        try:
-            box = document.get("im2col")
-            return TensorMap(
-                dtype=str(document["dtype"]),
-                global_dims=_integers(document["global_dims"]),
-                global_strides=_integers(document["global_strides_bytes"]),
-                element_strides=_integers(document["element_strides"]),
-                box=TiledBox(_integers(document["box"]))
-                if box is None
-                else Im2colBox(
-                    lower=_integers(box["lower"]),
-                    upper=_integers(box["upper"]),
-                    channels=int(box["channels"]),
-                    pixels=int(box["pixels"]),
-                ),
-                swizzle=int(document["swizzle"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise LoweringError(f"no document of a tensor map: {error!r}") from None
-
     def c_text(self, name: str, address: str) -> str:
         """Return C++ statements that declare the map ``name`` and encode it with the driver.
 
@@ -386,29 +362,8 @@ static void cpembed_encoded(CUresult result, const char* name) {
 ``<stdio.h>`` and ``<stdlib.h>``."""
 
 
-def swizzled(offset: int, swizzle: int) -> int:
-    """Return the offset in shared memory of a byte of an image.
-
-    The number of a chunk of 16 bytes within its span is combined by exclusive or with that of its
-    row of 128 bytes (PTX ISA, Swizzling modes), so the image begins at a multiple of eight spans.
-
-    >>> swizzled(128, 128), swizzled(128 + 16, 128), swizzled(128, 32), swizzled(40, 0)
-    (144, 128, 144, 40)
-    """
-    if not swizzle:
-        return offset
-    chunks = swizzle // 16
-    return offset ^ ((offset >> 7) % chunks << 4)
-
-
 def _padded(numbers: Sequence[int], length: int, fill: int) -> tuple[int, ...]:
     return (*numbers, *([fill] * (length - len(numbers))))
-
-
-def _integers(numbers: Sequence[Any]) -> tuple[int, ...]:
-    if isinstance(numbers, str):
-        raise TypeError("numbers are a list")
-    return tuple(int(number) for number in numbers)
 
 
 def _braces(numbers: Sequence[int]) -> str:

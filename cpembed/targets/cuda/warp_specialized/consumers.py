@@ -31,7 +31,6 @@ def consumers_of(writer: Writer, plan: SpecializedPlan, ring: Ring) -> Consumers
     Parameters
     ----------
     writer : Writer
-        Text of the kernel.
     plan : SpecializedPlan
         Product and schedule, which says who multiplies.
     ring : Ring

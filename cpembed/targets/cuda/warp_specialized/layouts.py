@@ -169,7 +169,6 @@ def write_descriptor(writer: Writer, name: str, image: SharedImage, place: str) 
     Parameters
     ----------
     writer : Writer
-        Text of the kernel.
     name : str
         The variable.
     image : SharedImage

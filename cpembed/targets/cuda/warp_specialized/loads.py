@@ -75,7 +75,6 @@ def write_asynchronous(
     writer : Writer
         Text of the kernel, in which ``barrier`` is the byte of the stage's mbarrier.
     plan : SpecializedPlan
-        Plan of the kernel.
     step : str
         Expression of the number of the stage in the whole reduction.
     places : tuple of str and str
@@ -127,9 +126,7 @@ def write_tensor_copy(
         Text of the kernel, in which ``barrier`` is the byte of the mbarrier, and ``batch`` the
         number of the batch.
     copy : ImageCopy
-        The copy.
     product : TiledProduct
-        Product of the factor.
     number : int
         Number of the factor.
     tiles : tuple of str and str
@@ -180,7 +177,6 @@ def write_by_threads(
     writer : Writer
         Text of the kernel, in which ``producer`` is the number of the thread.
     plan : SpecializedPlan
-        Plan of the kernel.
     number : int
         Number of the factor.
     step : str

@@ -7,23 +7,47 @@ and the parity of the ring's turn.
 
 from __future__ import annotations
 
+from cpembed.codegen.plan import Script
 from cpembed.targets.cuda.instructions import WARP_GROUP
 from cpembed.targets.cuda.warp_specialized.loads import copied_bytes
 from cpembed.targets.cuda.warp_specialized.schedule import BARRIER_BYTES, SpecializedPlan
 from cpembed.targets.cuda.writer import Writer, shared_pointer
 
 
-class Ring:
+class StageCounter:
+    """Writer of a thread's number of a stage, and of the parity of the ring's turn.
+
+    Parameters
+    ----------
+    script : Script
+    name : str
+        Name of the array of both.
+    stages : int
+        Number of stages of the ring.
+    """
+
+    def __init__(self, script: Script, name: str, stages: int) -> None:
+        self.script, self.name, self.stages = script, name, stages
+
+    def allocate(self) -> None:
+        """Write both, of the first stage."""
+        self.script.line(f'{self.name} = T.alloc_buffer((2,), "int32", scope="local")')
+        self.script.lines((f"{self.name}[0] = 0", f"{self.name}[1] = 0"))
+
+    def advance(self) -> None:
+        """Write the change to the next stage."""
+        stage, parity = f"{self.name}[0]", f"{self.name}[1]"
+        self.script.line(f"{stage} = {stage} + 1")
+        with self.script.nested(f"if {stage} == {self.stages}:"):
+            self.script.lines((f"{stage} = 0", f"{parity} = T.bitwise_xor({parity}, 1)"))
+
+
+class Ring(StageCounter):
     """Writer of the stages' barriers and numbers."""
 
     def __init__(self, writer: Writer, plan: SpecializedPlan) -> None:
-        self.writer, self.plan = writer, plan
-        self.script, self.schedule = writer.script, plan.schedule
-
-    def allocate(self) -> None:
-        """Write the number of the stage, and the parity of the ring's turn."""
-        self.script.line('ring = T.alloc_buffer((2,), "int32", scope="local")')
-        self.script.lines(("ring[0] = 0", "ring[1] = 0"))
+        super().__init__(writer.script, "ring", plan.schedule.stages)
+        self.writer, self.plan, self.schedule = writer, plan, plan.schedule
 
     def initialise(self) -> None:
         """Write the initialisation of all barriers, behind which all threads see them."""
@@ -72,12 +96,6 @@ class Ring:
         """Write a consumer's wait for its stage."""
         full = shared_pointer(self.barrier("ring[0]", empty=False))
         self.writer.call("cpembed_mbarrier_wait", full, "ring[1]")
-
-    def advance(self) -> None:
-        """Write the change to the next stage."""
-        self.script.line("ring[0] = ring[0] + 1")
-        with self.script.nested(f"if ring[0] == {self.schedule.stages}:"):
-            self.script.lines(("ring[0] = 0", "ring[1] = T.bitwise_xor(ring[1], 1)"))
 
     def turn_barrier(self, group: str) -> str:
         """Return the byte of the mbarrier by which a group learns that it may multiply."""

@@ -26,7 +26,7 @@ from cpembed.targets.cuda.multistage.registers import (
     product_registers,
     resident_blocks,
 )
-from cpembed.targets.cuda.multistage.schedule import WAVEFRONT_BYTES, Staging
+from cpembed.targets.cuda.multistage.schedule import Staging
 from cpembed.targets.cuda.tma.stores import StoreView, store_view
 from cpembed.targets.cuda.tma.views import ImageView, image_views
 from cpembed.targets.cuda.warp_specialized.layouts import SharedImage
@@ -163,12 +163,7 @@ def strip_tiles(product: TiledProduct, columns: int) -> int:
 
 def strip_staging(product: TiledProduct, strip: int) -> Staging:
     """Return a warp's part of shared memory for tiles of columns of its sums."""
-    size = size_bytes(product.sums)
-    columns = strip * product.instruction.n
-    pitch = columns * size
-    # As on other kernels: rows begin eight words apart, or four if elements are halves.
-    pitch += (8 * size - pitch) % WAVEFRONT_BYTES
-    return Staging(WARP_ROWS, columns, pitch // size, product.sums)
+    return Staging.of_sums(WARP_ROWS, strip * product.instruction.n, product.sums)
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,6 @@ class BoxStores:
     Parameters
     ----------
     writer : Writer
-        Text of the kernel.
     plan : SpecializedPlan
         Plan of the kernel, with stores by TMA.
     strip : Strip

@@ -68,9 +68,7 @@ def write_part(writer: Writer, plan: SpecializedPlan, registers: int) -> None:
     Parameters
     ----------
     writer : Writer
-        Text of the kernel.
     plan : SpecializedPlan
-        Plan of the kernel.
     registers : int
         Number of sums of a thread, in ``sums``.
     """
@@ -107,7 +105,6 @@ def write_opaque(writer: Writer, dtype: str, registers: int) -> None:
     Parameters
     ----------
     writer : Writer
-        Text of the kernel.
     dtype : str
         Element type of the sums.
     registers : int
@@ -128,7 +125,6 @@ def write_strip(writer: Writer, plan: SpecializedPlan, registers: int) -> None:
     writer : Writer
         Text of the kernel, in a loop over ``strip``.
     plan : SpecializedPlan
-        Plan of the kernel.
     registers : int
         Number of sums of a thread in a strip.
     """

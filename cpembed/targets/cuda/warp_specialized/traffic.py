@@ -147,7 +147,6 @@ def traffic(plan: SpecializedPlan, workers: Collection[int] | None = None) -> Sp
     Parameters
     ----------
     plan : SpecializedPlan
-        Plan of the kernel.
     workers : collection of int, optional
         Workers that are counted, as if no other were there; by default all of them.
     """

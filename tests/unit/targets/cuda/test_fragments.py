@@ -17,7 +17,6 @@ from cpembed.targets.cuda.instructions import (
     Fragment,
     TensorCoreInstruction,
     fragments,
-    position,
     read_fragments,
 )
 
@@ -34,7 +33,7 @@ def places(fragment: Fragment) -> Iterator[tuple[int, int]]:
 def test_every_element_of_a_matrix_is_in_one_place(name: str) -> None:
     fragment = fragments()[name]
     rows, columns = fragment.shape
-    found = sorted(position(name, *place) for place in places(fragment))
+    found = sorted(fragments()[name].position(*place) for place in places(fragment))
     assert found == [(row, column) for row in range(rows) for column in range(columns)]
 
 
@@ -76,8 +75,8 @@ def test_positions_are_those_of_cute(name: str) -> None:
     shapes, strides, rows = CUTE[name]
     for lane, i in places(fragments()[name]):
         linear = offset(lane, shapes[0], strides[0]) + offset(i, shapes[1], strides[1])
-        found = (linear % rows, linear // rows)
-        assert position(name, lane, i) == (found[::-1] if name.endswith(".b") else found)
+        found = (linear % rows, linear // rows)[:: -1 if name.endswith(".b") else 1]
+        assert fragments()[name].position(lane, i) == found
 
 
 # The ISA's text, case by case.
@@ -100,7 +99,7 @@ def test_digits_say_what_the_cases_of_the_isa_say(
     name: str, formula: Callable[[int, int], tuple[int, int]]
 ) -> None:
     for place in places(fragments()[name]):
-        assert position(name, *place) == formula(*place)
+        assert fragments()[name].position(*place) == formula(*place)
 
 
 def ldmatrix(
@@ -125,7 +124,7 @@ def test_ldmatrix_distributes_a_matrix_as_its_entry_says(name: str, *, transpose
     addresses = [16 * (lane % 8) for lane in range(LANES)]
     loaded = ldmatrix(matrix.view(np.uint8), addresses, 1, transposed=transposed)
     for lane, i in places(fragments()[name]):
-        row, column = position(name, lane, i)
+        row, column = fragments()[name].position(lane, i)
         assert loaded[lane, 0].view(np.uint16)[i] == matrix[8 * row + column]
 
 
@@ -179,9 +178,9 @@ def gathered(
 
 def test_an_element_that_there_is_not_is_a_bug_of_ours() -> None:
     with pytest.raises(InvariantError, match=r"m16n8k16\.a: no element 8 in lane 0"):
-        position("m16n8k16.a", 0, 8)
+        fragments()["m16n8k16.a"].position(0, 8)
     with pytest.raises(InvariantError, match="no element 0 in lane 32"):
-        position("m16n8k16.c", 32, 0)
+        fragments()["m16n8k16.c"].position(32, 0)
 
 
 @pytest.mark.parametrize(

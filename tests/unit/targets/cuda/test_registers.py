@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
 from typing import Any, cast
 
 import pytest
@@ -29,6 +28,7 @@ from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.target import CudaSpace, CudaTarget
 from cpembed.targets.cuda.warp_specialized.target import HopperTarget
 from experiments.studies.tensor_core_workloads.run import compile_kernel
+from tests.unit.targets.cuda.emulator.running import needs_nvcc
 
 WORKLOADS = (
     "gemm m=511 n=500 k=1000",
@@ -121,7 +121,7 @@ def test_launch_bounds_are_what_a_multiprocessor_has_registers_for(threads: int)
         assert blocks == max(1, resident)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="missing: nvcc")
+@needs_nvcc
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("number", range(1000, 1060))
 def test_estimates_are_near_to_what_ptxas_takes(number: int) -> None:
@@ -138,7 +138,7 @@ def test_estimates_are_near_to_what_ptxas_takes(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="missing: nvcc")
+@needs_nvcc
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("name", ["mma_f16", "mma_bf16", "mma_s8", "mma_f16_f16"])
 def test_kernels_at_the_limit_do_not_spill(name: str, seed: int) -> None:
@@ -152,7 +152,7 @@ def test_kernels_at_the_limit_do_not_spill(name: str, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="missing: nvcc")
+@needs_nvcc
 @pytest.mark.parametrize("seed", range(6))
 def test_results_of_single_elements_do_not_spill(seed: int) -> None:
     """Of warp groups with many columns, whose strips have many elements of a lane."""

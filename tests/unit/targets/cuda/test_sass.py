@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 import subprocess
 from collections import Counter
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from cpembed.driver.solve import solve
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
-from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.multistage.schedule import (
     UNROLLED_COPIES,
@@ -29,9 +27,10 @@ from cpembed.targets.cuda.multistage.schedule import (
     check,
 )
 from cpembed.targets.registry import open_target
+from tests.unit.targets.cuda.emulator.running import needs_compiler, needs_nvcc
 from tests.unit.targets.cuda.machine_code import opcodes
 
-pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+pytestmark = needs_nvcc
 
 SHARED_BYTES = {"sm_80": 166_912, "sm_90": 232_448}
 """Of a block: CUDA C++ Programming Guide, technical specifications."""
@@ -162,7 +161,7 @@ def test_no_schedule_needs_local_memory(
     check_code(machine_code(cuda_text(plan, "sm_80").source, "sm_80", tmp_path), plan, target)
 
 
-@pytest.mark.skipif(bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}")
+@needs_compiler
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("target", ["mma_f16", "mma_s8"])
 @pytest.mark.parametrize(

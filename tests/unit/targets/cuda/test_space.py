@@ -13,7 +13,7 @@ from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import estimate, gpu
-from cpembed.targets.cuda.multistage.reads import SECTOR_BYTES, loaded
+from cpembed.targets.cuda.multistage.reads import SECTOR_BYTES, count_reads
 from cpembed.targets.cuda.multistage.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.multistage.traffic import traffic, work_of
 from cpembed.targets.cuda.target import CudaSpace, CudaTarget
@@ -27,8 +27,11 @@ SPEC = hardware_spec("mma_f16")
 A100 = gpu(SPEC, "a100")
 
 
-def product(words: str, constraints: str = "fused") -> TiledProduct:
+def product(words: str, constraints: str = "fused", varies: bool = False) -> TiledProduct:
     given = workload(words, target=SPEC)
+    if varies:
+        first, second = given.inputs
+        given = replace(given, inputs=(first, replace(second, varies=True)))
     found = solve(given, SPEC, constraints=constraints, top=1).embeddings[0]
     return lower(found.candidate.program, SPEC)
 
@@ -95,7 +98,7 @@ def test_work_is_what_the_traffic_says(schedule: KernelSchedule) -> None:
     assert (work.blocks, work.warps, work.steps) == (found.blocks, found.warps, found.steps)
     moved = work.blocks * work.steps * work.fetch.bytes
     # Means are taken over some of the stages.
-    assert moved == pytest.approx(SECTOR_BYTES * loaded(plan)[1], rel=0.05)
+    assert moved == pytest.approx(SECTOR_BYTES * count_reads(plan)[1], rel=0.05)
     assert work.blocks * work.result.bytes == pytest.approx(found.stored_bytes)
     block = found.steps * (found.warps * found.stage.fragment_wavefronts + found.stage.copy_cycles)
     assert work.steps * (work.fetch.shared + work.compute.shared) == block
@@ -113,6 +116,9 @@ def test_packing_counts_but_for_weights() -> None:
     assert work_of(Plan(last, plain), A100).auxiliary == ()
     split = replace(plain, splits=2)
     assert [w.name for w in work_of(Plan(last, split), A100).auxiliary] == ["reduction"]
+    varying = Plan(product("conv2d n=1 c=64 h=14 w=14 k=64 r=3 s=3 pad=1", varies=True), plain)
+    assert varying.packs(1)
+    assert [w.name for w in work_of(varying, A100).auxiliary] == ["packing", "packing"]
 
 
 def test_what_no_multiprocessor_holds_is_refused() -> None:

@@ -17,16 +17,14 @@ from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.targets.cuda import measurement
-from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.remote.load import read_manifest
 from cpembed.targets.cuda.tuning import MEASURED
+from tests.unit.targets.cuda.emulator.running import needs_compiler, needs_nvcc
 from tests.unit.targets.cuda.saved import fake_driver
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path"),
-    pytest.mark.skipif(
-        bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
-    ),
+    needs_nvcc,
+    needs_compiler,
 ]
 
 WORDS = "gemm m=64 n=48 k=64"

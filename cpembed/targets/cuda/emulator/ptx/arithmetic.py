@@ -80,6 +80,14 @@ def _binary(opcode: str, operator: str, *slots: Slot) -> None:
         return _result(call, kind, f"{call.value(1, kind)} {operator} {call.value(2, kind)}")
 
 
+def _unary(opcode: str, expression: str, *slots: Slot) -> None:
+    """Add a row whose result is an expression of C++ of one operand, ``{}``."""
+
+    @instruction(opcode, *slots, operands=2)
+    def _operation(call: Call) -> str:
+        return _result(call, call["type"], expression.format(call.value(1, call["type"])))
+
+
 _NEAREST, _FLUSH = optional("rounding", "rn"), optional("ftz", "ftz")
 for _name, _operator in {"add": "+", "sub": "-"}.items():
     _binary(_name, _operator, _NEAREST, _FLUSH, required("type", *_INTEGERS, *_FLOATS))
@@ -88,6 +96,9 @@ for _name, _operator in _BITWISE.items():
 _binary("mul", "*", _NEAREST, _FLUSH, required("type", *_FLOATS))
 for _name, _operator in {"div": "/", "rem": "%"}.items():
     _binary(_name, _operator, required("type", "u32", "s32", "u64", "s64"))
+_unary("neg", "-{}", _FLUSH, required("type", *_SIGNED, *_FLOATS))
+_unary("abs", "std::abs({})", _FLUSH, required("type", *_SIGNED, *_FLOATS))
+_unary("brev", "executor::reversed({})", required("type", "b32"))
 _QUOTIENTS = required("rounding", "rn", "full", "approx")
 _binary("div", "/", _QUOTIENTS, _FLUSH, required("type", *_FLOATS))
 
@@ -96,11 +107,6 @@ _binary("div", "/", _QUOTIENTS, _FLUSH, required("type", *_FLOATS))
 def _not(call: Call) -> str:
     operator = "!" if call["type"] == "pred" else "~"
     return _result(call, call["type"], f"{operator}{call.value(1, call['type'])}")
-
-
-@instruction("neg", _FLUSH, required("type", *_SIGNED, *_FLOATS), operands=2)
-def _negative(call: Call) -> str:
-    return _result(call, call["type"], f"-{call.value(1, call['type'])}")
 
 
 def _product(call: Call) -> tuple[str, str]:
@@ -300,11 +306,6 @@ for _name, _expression in _FLOAT_FUNCTIONS.items():
         return f"{value} {_result(call, 'f32', small if call['ftz'] else 'p_')}"
 
 
-@instruction("abs", _FLUSH, required("type", *_SIGNED, *_FLOATS), operands=2)
-def _magnitude(call: Call) -> str:
-    return _result(call, call["type"], f"std::abs({call.value(1, call['type'])})")
-
-
 for _name, _function in {"popc": "popcount", "clz": "clz"}.items():
 
     @instruction(_name, required("type", "b32", "b64"), operands=2)
@@ -314,11 +315,6 @@ for _name, _function in {"popc": "popcount", "clz": "clz"}.items():
         # The compiler's clz has no result for 0.
         guard = f"{value} == 0 ? {bits} : " if function == "clz" else ""
         return _result(call, "u32", f"{guard}__builtin_{function}{suffix}({value})")
-
-
-@instruction("brev", required("type", "b32"), operands=2)
-def _reversed_bits(call: Call) -> str:
-    return _result(call, "b32", f"executor::reversed({call.value(1, 'b32')})")
 
 
 @instruction("lop3", required("type", "b32"), operands=5)

@@ -63,15 +63,13 @@ def _map_address(call: Call) -> str:
 _OWN_OBJECT = optional("space", "shared", "shared::cta")
 
 
-@instruction("mbarrier.init", _OWN_OBJECT, _B64, operands=2)
-def _init_object(call: Call) -> str:
-    return call.invoke("mbarrier_init", call.shared_address(0), call.value(1, "u32"))
-
-
-@instruction("mbarrier.inval", _OWN_OBJECT, _B64, operands=1)
-def _invalidate_object(call: Call) -> str:
-    return call.invoke("mbarrier_inval", call.shared_address(0))
-
+_COUNTED = ("shared", "u32")
+_RELAXED = optional("order", "relaxed")
+runtime_call("mbarrier.init", "mbarrier_init", _OWN_OBJECT, _B64, arguments=_COUNTED)
+runtime_call("mbarrier.inval", "mbarrier_inval", _OWN_OBJECT, _B64, arguments=["shared"])
+for _name in ("expect_tx", "complete_tx"):
+    _slots = (_RELAXED, _SCOPE, _OBJECT, _B64)
+    runtime_call(f"mbarrier.{_name}", f"mbarrier_{_name}", *_slots, arguments=_COUNTED)
 
 _RELEASE = optional("order", "release", "relaxed")
 
@@ -111,22 +109,10 @@ def _pending_count(call: Call) -> str:
 
 
 @instruction(
-    "mbarrier.complete_tx", optional("order", "relaxed"), _SCOPE, _OBJECT, _B64, operands=2
-)
-def _complete(call: Call) -> str:
-    return call.invoke("mbarrier_complete_tx", call.shared_address(0), call.value(1, "u32"))
-
-
-@instruction(
     "cp.async.mbarrier.arrive", optional("counted", "noinc"), _OWN_OBJECT, _B64, operands=1
 )
 def _copies_arrive(call: Call) -> str:
     return call.invoke("copy_arrive", call.shared_address(0), call.flag("counted"))
-
-
-@instruction("mbarrier.expect_tx", optional("order", "relaxed"), _SCOPE, _OBJECT, _B64, operands=2)
-def _expect(call: Call) -> str:
-    return call.invoke("mbarrier_expect_tx", call.shared_address(0), call.value(1, "u32"))
 
 
 for _name in ("mbarrier.try_wait", "mbarrier.test_wait"):

@@ -113,7 +113,6 @@ class Call:
     body : Body
         Names of its body.
     instruction : Instruction
-        Opcode and operands.
     modifiers : mapping of str to str
         Modifiers by the names of the row's slots, without their dots; empty where one is left out.
     """

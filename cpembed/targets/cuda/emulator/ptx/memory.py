@@ -114,7 +114,7 @@ def _source_size(call: Call, operand: Operand, size: str) -> str:
 
 
 runtime_call("cp.async.commit_group", "copy_commit")
-runtime_call("cp.async.wait_group", "copy_wait", constants=1)
+runtime_call("cp.async.wait_group", "copy_wait", arguments=["constant"])
 runtime_call("cp.async.wait_all", "copy_wait_all")
 
 

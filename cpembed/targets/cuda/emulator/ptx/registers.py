@@ -44,7 +44,6 @@ class Register:
     variable : str
         Name of the variable, or the constant that an operand ``"n"`` has.
     type : str
-        PTX type.
     written : bool
         True if instructions may write it.
     constant : bool

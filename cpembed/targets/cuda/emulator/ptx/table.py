@@ -104,8 +104,8 @@ def instruction(
     return add
 
 
-def runtime_call(opcode: str, function: str, *slots: Slot, constants: int = 0) -> None:
-    """Add a row that calls one function of the runtime with the instruction's constants.
+def runtime_call(opcode: str, function: str, *slots: Slot, arguments: Sequence[str] = ()) -> None:
+    """Add a row that calls one function of the runtime with the instruction's operands.
 
     Parameters
     ----------
@@ -113,14 +113,20 @@ def runtime_call(opcode: str, function: str, *slots: Slot, constants: int = 0) -
         As of :func:`instruction`.
     function : str
         Name in the runtime, without the beginning that all share.
-    constants : int, default 0
-        Number of operands, each of which is a number of the text.
+    arguments : sequence of str
+        Kind of each operand: ``constant``, ``shared`` for an address of shared memory, or the PTX
+        type of a value.
     """
 
-    def translate(call: Call) -> str:
-        return call.invoke(function, *(call.constant(number) for number in range(constants)))
+    def argument(call: Call, place: int, kind: str) -> str:
+        if kind == "constant":
+            return call.constant(place)
+        return call.shared_address(place) if kind == "shared" else call.value(place, kind)
 
-    instruction(opcode, *slots, operands=constants)(translate)
+    def translate(call: Call) -> str:
+        return call.invoke(function, *(argument(call, *each) for each in enumerate(arguments)))
+
+    instruction(opcode, *slots, operands=len(arguments))(translate)
 
 
 def translated(body: Body, item: Instruction) -> str:

@@ -81,7 +81,7 @@ def _scale(call: Call) -> str:
 
 runtime_call("wgmma.fence.sync.aligned", "wgmma_fence")
 runtime_call("wgmma.commit_group.sync.aligned", "wgmma_commit")
-runtime_call("wgmma.wait_group.sync.aligned", "wgmma_wait", constants=1)
+runtime_call("wgmma.wait_group.sync.aligned", "wgmma_wait", arguments=["constant"])
 
 
 @instruction("setmaxnreg", required("change", "inc", "dec"), required("sync", "sync"),

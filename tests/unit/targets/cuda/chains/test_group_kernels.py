@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from tests.unit.targets.cuda.chains.generated import (
     random_attention,
     random_functions,
 )
-from tests.unit.targets.cuda.emulator.running import needs_compiler
+from tests.unit.targets.cuda.emulator.running import needs_compiler, needs_nvcc
 
 ORDERS: tuple[Order | int, ...] = (Order.FORWARD, Order.REVERSE, 11)
 
@@ -89,7 +88,7 @@ def test_pairs_of_layers_of_random_sizes(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+@needs_nvcc
 @pytest.mark.parametrize("seed", range(60))
 def test_nvcc_compiles_kernels_without_a_warning(seed: int, tmp_path: Path) -> None:
     random = np.random.default_rng(seed)

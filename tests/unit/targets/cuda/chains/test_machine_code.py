@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -21,9 +20,10 @@ from tests.unit.targets.cuda.chains.generated import (
     kernels_of,
     plan_of,
 )
+from tests.unit.targets.cuda.emulator.running import needs_nvcc
 from tests.unit.targets.cuda.machine_code import disassembler, opcodes
 
-pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+pytestmark = needs_nvcc
 
 CASES = {
     "heads of 64": ("attention b=1 h=2 q=512 k=512 d=64 causal", "registers", (4, 1), 1, 4, 8),

@@ -19,7 +19,7 @@ import pytest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
-from cpembed.targets.cuda.instructions import INSTRUCTIONS, position
+from cpembed.targets.cuda.instructions import INSTRUCTIONS, fragments
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.tma.boxes import Image, walk_digits
 from cpembed.targets.cuda.tma.factors import accesses
@@ -39,7 +39,7 @@ def test_fragments_of_warp_products(fact: dict[str, Any]) -> None:
             linear = fact["positions"][lane * fact["values"] + element]
             # CuTe's second factor is the transpose: columns, then depth.
             expected = (linear % fact["rows"], linear // fact["rows"])
-            row, column = position(fragment, lane, element)
+            row, column = fragments()[fragment].position(lane, element)
             assert expected == ((column, row) if matrix == "b" else (row, column))
 
 
@@ -52,7 +52,7 @@ def test_fragments_of_warp_group_products(fact: dict[str, Any]) -> None:
     for thread in range(128):
         for element in range(fact["values"]):
             linear = fact["positions"][thread * fact["values"] + element]
-            row, column = position(fragment, thread % 32, element % each)
+            row, column = fragments()[fragment].position(thread % 32, element % each)
             placed = (thread // 32 * 16 + row, element // each * 8 + column)
             assert placed == (linear % 64, linear // 64)
 
@@ -61,11 +61,12 @@ def test_fragments_of_warp_group_products(fact: dict[str, Any]) -> None:
 def test_ldmatrix(fact: dict[str, Any]) -> None:
     """A fact has the lane whose row an element is of, and its place in the row."""
     transposed = fact["name"].endswith(".trans")
+    fragment = fragments()["ldmatrix.trans" if transposed else "ldmatrix"]
     values = fact["values"]
     for lane in range(32):
         for element in range(values):
             matrix, i = divmod(element, 2)
-            row, column = position("ldmatrix.trans" if transposed else "ldmatrix", lane, i)
+            row, column = fragment.position(lane, i)
             assert fact["positions"][lane * values + element] == [matrix * 8 + row, column]
 
 

@@ -13,16 +13,23 @@ from numpy.typing import NDArray
 
 from cpembed.errors import ExecutionFault
 from cpembed.targets.cuda import device
-from cpembed.targets.cuda.emulator.executor import Counters, Launch, Order, Program, compile_text
-from cpembed.targets.executor.program import COMPILERS
+from cpembed.targets.cuda.emulator.executor import (
+    COMPILER,
+    Counters,
+    Launch,
+    Order,
+    Program,
+    compile_text,
+)
 
 Array = NDArray[Any]
 
 ORDERS: tuple[Order | int, ...] = (Order.FORWARD, Order.REVERSE, 7)
 
 needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler"
+    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
 )
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
 
 
 def text(name: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cpembed.targets.cuda.emulator.executor import Launch, compile_text
-from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstruction, position
+from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstruction, fragments
 from tests.unit.targets.cuda.emulator.running import (
     Array,
     needs_compiler,
@@ -46,8 +46,8 @@ def kernels() -> str:
 
 def spread(matrix: Array, fragment: str) -> Array:
     """The elements that each lane holds, by ``fragments.toml``."""
-    per_lane = matrix.size // 32
-    places = [[position(fragment, lane, e) for e in range(per_lane)] for lane in range(32)]
+    per_lane, position = matrix.size // 32, fragments()[fragment].position
+    places = [[position(lane, e) for e in range(per_lane)] for lane in range(32)]
     return np.array([[matrix[place] for place in row] for row in places], matrix.dtype)
 
 

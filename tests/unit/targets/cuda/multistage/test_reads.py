@@ -10,13 +10,12 @@ import pytest
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.targets.cuda.build import CudaKernels
-from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.multistage.reads import (
     LINE_SECTORS,
     SAMPLED_BLOCKS,
     SAMPLED_STAGES,
     StagedTile,
-    loaded,
+    count_reads,
     mean_reads,
 )
 from cpembed.targets.cuda.multistage.schedule import Plan
@@ -25,10 +24,9 @@ from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan
 from cpembed.targets.cuda.warp_specialized.target import HopperTarget
 from cpembed.targets.cuda.warp_specialized.traffic import copied_tile
 from tests.integration.test_tensor_core import WORKLOADS, schedule_for
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 
-emulated = pytest.mark.skipif(
-    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
-)
+emulated = needs_compiler
 
 
 def random_kernels(seed: int, name: str) -> CudaKernels:
@@ -73,7 +71,7 @@ def test_sectors_are_those_that_the_emulator_counts(name: str, seed: int) -> Non
     expected = gathered(plan) if isinstance(plan, SpecializedPlan) else None
     if expected is None:
         assert isinstance(plan, Plan)
-        expected = loaded(plan)
+        expected = count_reads(plan)
     assert (counters.global_load_bytes, counters.global_load_sectors) == expected
 
 

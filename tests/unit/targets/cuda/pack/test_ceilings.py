@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.targets.cuda import compiling
-from cpembed.targets.cuda.emulator.executor import COMPILER, Launch, compile_text
+from cpembed.targets.cuda.emulator.executor import Launch, compile_text
 from cpembed.targets.cuda.pack import ceiling_text
+from tests.unit.targets.cuda.emulator.running import needs_compiler, needs_nvcc
 
 
-@pytest.mark.skipif(bool(COMPILER.missing()), reason="the executor misses something")
+@needs_compiler
 @pytest.mark.parametrize("target", ceiling_text.NAMES)
 def test_a_block_multiplies_as_often_as_it_says(
     target: str, monkeypatch: pytest.MonkeyPatch
@@ -31,7 +31,7 @@ def test_a_block_multiplies_as_often_as_it_says(
     assert (out == 0x3C3C3C3C).all()
 
 
-@pytest.mark.skipif(compiling.compiler() is None, reason="nvcc is not on the path")
+@needs_nvcc
 @pytest.mark.parametrize("target", [name for name in ceiling_text.NAMES if name[0] == "w"])
 def test_products_of_warp_groups_are_not_serialised(target: str, tmp_path: Path) -> None:
     (tmp_path / "ceiling.cu").write_text(ceiling_text.ceiling_text(target))

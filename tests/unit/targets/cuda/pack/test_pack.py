@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,16 +16,14 @@ import pytest
 from cpembed.driver import bench_pack
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
-from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.pack import ceiling_text, packing
 from tests.cli.calling import Caller
+from tests.unit.targets.cuda.emulator.running import needs_compiler, needs_nvcc
 from tests.unit.targets.cuda.saved import fake_driver
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path"),
-    pytest.mark.skipif(
-        bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
-    ),
+    needs_nvcc,
+    needs_compiler,
 ]
 
 LAYERS = """layer

@@ -9,13 +9,12 @@ import pytest
 
 from cpembed.cli import main
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
-from cpembed.targets.cuda import compiling
-from cpembed.targets.cuda.emulator.executor import COMPILER
+from tests.unit.targets.cuda.emulator.running import needs_compiler, needs_nvcc
 from tests.unit.targets.cuda.saved import fake_driver
 
 pytestmark = [
-    pytest.mark.skipif(bool(COMPILER.missing()), reason="the executor misses something"),
-    pytest.mark.skipif(compiling.compiler() is None, reason="nvcc is not on the path"),
+    needs_compiler,
+    needs_nvcc,
 ]
 
 CHAINS = {

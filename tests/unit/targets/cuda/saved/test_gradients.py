@@ -17,10 +17,8 @@ from cpembed.driver.named import hardware_spec, workload
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.targets.cuda import compiling, joined
-from cpembed.targets.cuda.emulator.executor import COMPILER
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 from tests.unit.targets.cuda.saved import fake_driver
-
-needs_compiler = pytest.mark.skipif(bool(COMPILER.missing()), reason="no C++ compiler")
 
 
 def scattered(words: dict[str, int], inputs: dict[str, NDArray[np.int8]]) -> NDArray[np.int64]:

@@ -13,15 +13,14 @@ from cpembed.codegen.epilogue import SECOND, Epilogue
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.run import run
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
-from cpembed.targets.cuda import compiling
-from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.remote.check import difference
 from cpembed.targets.cuda.remote.load import read_manifest
 from cpembed.targets.cuda.saving import target as saving_target
 from cpembed.targets.cuda.saving.cases import Expected, cases_of
+from tests.unit.targets.cuda.emulator.running import needs_compiler, needs_nvcc
 from tests.unit.targets.cuda.saved import fake_driver
 
-pytestmark = pytest.mark.skipif(bool(COMPILER.missing()), reason="the executor misses something")
+pytestmark = needs_compiler
 
 TARGETS = (
     "mma_f16", "mma_f16_f16", "mma_bf16", "mma_s8", "mma_f8",
@@ -59,7 +58,7 @@ def random_options(seed: int) -> tuple[str, list[str], dict[str, object]]:
     return target, words, options
 
 
-@pytest.mark.skipif(compiling.compiler() is None, reason="nvcc is not on the path")
+@needs_nvcc
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("seed", range(60))
 def test_a_folder_of_a_random_kernel_checks_itself(

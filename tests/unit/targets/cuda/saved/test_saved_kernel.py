@@ -22,17 +22,14 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver.named import hardware_spec
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 from cpembed.targets.cuda import compiling
-from cpembed.targets.cuda.emulator.executor import COMPILER
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedSchedule
 from cpembed.targets.cuda.warp_specialized.target import HopperTarget
 from cpembed.targets.registry import open_target
+from tests.unit.targets.cuda.emulator.running import needs_compiler, needs_nvcc
 from tests.unit.targets.cuda.saved import fake_driver
 from tests.unit.targets.cuda.warp_specialized.products import lowered
 
-pytestmark = pytest.mark.skipif(
-    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
-)
-needs_nvcc = pytest.mark.skipif(compiling.compiler() is None, reason="nvcc is not on the path")
+pytestmark = needs_compiler
 
 BEHAVIOURS = {
     "none": r"no CUDA-capable device",

@@ -19,7 +19,6 @@ from cpembed.targets.cuda.tma.tensor_maps import (
     Im2colBox,
     TensorMap,
     TiledBox,
-    swizzled,
 )
 
 TILED = TensorMap(
@@ -142,23 +141,11 @@ def test_im2col_needs_an_image_and_at_most_three_spatial_dimensions() -> None:
 
 @pytest.mark.parametrize("tensor_map", [TILED, IM2COL])
 def test_documents_hold_the_map(tensor_map: TensorMap) -> None:
-    document = json.loads(json.dumps(tensor_map.to_json()))
-    assert TensorMap.from_json(document) == tensor_map
+    document = tensor_map.to_json()
+    assert json.loads(json.dumps(document)) == document
     for name in ("dtype", "global_dims", "element_strides", "swizzle"):
-        with pytest.raises(LoweringError):
-            TensorMap.from_json({key: value for key, value in document.items() if key != name})
-    with pytest.raises(LoweringError, match="no document"):
-        TensorMap.from_json(document | {"global_dims": "12"})
-
-
-@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
-def test_a_swizzle_permutes_the_chunks_of_each_row_of_128_bytes(swizzle: int) -> None:
-    offsets = [swizzled(offset, swizzle) for offset in range(2048)]
-    assert sorted(offsets) == list(range(2048))
-    assert all(a // (swizzle or 1) == b // (swizzle or 1) for a, b in enumerate(offsets))
-    if swizzle == 128:
-        # PTX ISA, figure of the 128-byte mode: chunk 0 of row n of 128 bytes lies in place n.
-        assert [offsets[128 * row] - 128 * row for row in range(9)] == [*range(0, 128, 16), 0]
+        value = getattr(tensor_map, name)
+        assert document[name] == (list(value) if isinstance(value, tuple) else value)
 
 
 STUB = r"""

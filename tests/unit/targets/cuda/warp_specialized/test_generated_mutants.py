@@ -11,16 +11,15 @@ import pytest
 
 from cpembed.errors import ExecutionFault
 from cpembed.targets.cuda.build import CudaKernels
-from cpembed.targets.cuda.emulator.executor import COMPILER, Order
+from cpembed.targets.cuda.emulator.executor import Order
 from cpembed.targets.cuda.warp_specialized.build import cuda_text
 from cpembed.targets.cuda.warp_specialized.limits import check
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan, SpecializedSchedule
 from tests.running import exact_inputs
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 from tests.unit.targets.cuda.warp_specialized.products import SHARED_BYTES, lowered
 
-pytestmark = pytest.mark.skipif(
-    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
-)
+pytestmark = needs_compiler
 
 WORDS = "gemm m=150 n=64 k=192"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from cpembed.targets.cuda.warp_specialized.device import (
     product_name,
     tensor_load_name,
 )
+from tests.unit.targets.cuda.emulator.running import needs_nvcc
 from tests.unit.targets.cuda.machine_code import opcodes
 
 NAMES = [i.name for i in WARP_GROUP_INSTRUCTIONS]
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(128) k_{name}({kind}* out, unsigned
 """
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+@needs_nvcc
 @pytest.mark.slow
 def test_products_are_one_instruction_each(tmp_path: Path) -> None:
     kernels = dict[str, str]()

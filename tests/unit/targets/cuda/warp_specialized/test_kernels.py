@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import subprocess
 from collections import Counter
 from dataclasses import asdict, replace
@@ -17,22 +16,19 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cuda.build import CudaKernels
-from cpembed.targets.cuda.emulator.executor import COMPILER, Order
-from cpembed.targets.cuda.tma.reads import loaded
+from cpembed.targets.cuda.emulator.executor import Order
+from cpembed.targets.cuda.tma.reads import count_reads
 from cpembed.targets.cuda.warp_specialized.build import cuda_text
 from cpembed.targets.cuda.warp_specialized.limits import check
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan, SpecializedSchedule
 from cpembed.targets.cuda.warp_specialized.traffic import SpecializedTraffic, traffic
+from tests.unit.targets.cuda.emulator.running import needs_compiler, needs_nvcc
 from tests.unit.targets.cuda.machine_code import opcodes
 from tests.unit.targets.cuda.warp_specialized.products import (
     SHARED_BYTES,
     SHARED_BYTES_SM_120,
     lowered,
     random_plan,
-)
-
-needs_compiler = pytest.mark.skipif(
-    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
 )
 
 WORKLOADS = {
@@ -93,7 +89,7 @@ def check_counts(kernels: CudaKernels) -> None:
         if plan.by_threads
         else counters.global_load_bytes,
     )
-    assert loaded(plan) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
+    assert count_reads(plan) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
     sectors = counters.global_store_sectors + counters.bulk_store_sectors
     assert expected.stored_sectors <= sectors
     # Swizzles keep the operands of products apart.
@@ -185,7 +181,7 @@ def test_workers_have_shares_of_the_traffic() -> None:
         assert share.stored_bytes == counters.global_store_bytes
         assert share.matrix_wavefronts == counters.wgmma_wavefronts
         items = list(plan.order.items(worker))
-        assert loaded(plan, items) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
+        assert count_reads(plan, items) == (counters.bulk_load_bytes, counters.bulk_load_sectors)
         total.update(asdict(share))
     # Each rounds its bytes up to sectors.
     del total["stored_sectors"]
@@ -217,7 +213,7 @@ def test_results_are_stored_by_their_epilogue(stored: str, layout: str, target: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+@needs_nvcc
 @pytest.mark.parametrize("cluster", [(1, 1), (2, 1)])
 @pytest.mark.parametrize("alternating", [False, True])
 def test_the_main_loop_waits_for_stages_alone(
@@ -241,7 +237,7 @@ def test_the_main_loop_waits_for_stages_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+@needs_nvcc
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_nvcc_compiles_kernels_without_a_warning(name: str, target: str, tmp_path: Path) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 
 from cpembed.errors import InvariantError
-from cpembed.targets.cuda.tma.tensor_maps import swizzled
 from cpembed.targets.cuda.warp_specialized.layouts import ALIGNMENT, Descriptor, SharedImage
 
 SPANS = {1: 128, 2: 64, 3: 32}
@@ -72,14 +70,6 @@ def test_an_image_holds_each_byte_once(image: SharedImage) -> None:
     assert places == set(range(image.content_bytes))
     assert image.bytes % ALIGNMENT == 0
     assert image.bytes >= image.content_bytes
-
-
-def test_images_are_those_that_tma_writes() -> None:
-    rng = random.Random(3)
-    for _ in range(500):
-        span = rng.choice((32, 64, 128))
-        image, row, byte = SharedImage(256, span), rng.randrange(256), rng.randrange(span)
-        assert image.offset(row, byte) == swizzled(row * span + byte, span)
 
 
 class Script:

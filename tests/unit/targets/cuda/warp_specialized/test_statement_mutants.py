@@ -14,7 +14,7 @@ import pytest
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.emulator import executor
-from cpembed.targets.cuda.emulator.executor import COMPILER
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 from tests.unit.targets.cuda.emulator.statement_mutants import (
     Mutant,
     mutants,
@@ -26,9 +26,7 @@ from tests.unit.targets.cuda.warp_specialized.test_generated_mutants import (
     right,
 )
 
-pytestmark = pytest.mark.skipif(
-    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
-)
+pytestmark = needs_compiler
 
 SAMPLE = 40
 

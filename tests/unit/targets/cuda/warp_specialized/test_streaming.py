@@ -14,7 +14,6 @@ from cpembed.errors import ExecutionFault
 from cpembed.ir.reference import random_inputs
 from cpembed.targets.cuda.build import CudaKernels, flat_bits
 from cpembed.targets.cuda.emulator.executor import (
-    COMPILER,
     DeviceArray,
     MapArgument,
     Order,
@@ -23,11 +22,10 @@ from cpembed.targets.cuda.emulator.executor import (
 from cpembed.targets.cuda.warp_specialized.build import cuda_text
 from cpembed.targets.cuda.warp_specialized.limits import check
 from cpembed.targets.cuda.warp_specialized.schedule import SpecializedPlan, SpecializedSchedule
+from tests.unit.targets.cuda.emulator.running import needs_compiler
 from tests.unit.targets.cuda.warp_specialized.products import SHARED_BYTES, lowered
 
-pytestmark = pytest.mark.skipif(
-    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
-)
+pytestmark = needs_compiler
 
 WORDS = "gemm m=120 n=40 k=160"
 
