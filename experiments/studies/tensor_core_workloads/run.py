@@ -231,9 +231,9 @@ def emulate(variant: Variant, words: str, schedule: Any, ranked: RankedCandidate
         space.scored(schedule)
         artifact = target.build(lowered, schedule)
     except LoweringError:
-        other = space.best().schedule
-        artifact = target.build(lowered, other)
-        return {"schedule": str(other), **compared(artifact, computation)}
+        fitting = space.best().schedule
+        artifact = target.build(lowered, fitting)
+        return {"schedule": str(fitting), **compared(artifact, computation)}
     return compared(artifact, computation)
 
 

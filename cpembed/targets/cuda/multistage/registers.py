@@ -120,9 +120,17 @@ def most_registers(plan: Plan) -> int:
     return plan.registers + REGISTER_MARGIN + PAIR_MARGIN * (plan.schedule.depth % 2)
 
 
+TAIL_MARGIN = 10
+"""Number of further registers that ptxas took, for tiles of 64 x 64, for each of rows and columns
+that do not fill all blocks."""
+
+
 def may_spill(plan: Plan) -> bool:
     """Return True if a thread needs so many registers that kernels like this were seen to spill."""
-    return plan.registers + PAIR_MARGIN * (plan.schedule.depth % 2) > SPILL_ESTIMATE
+    tiles, block = plan.product.tiles[1:3], plan.schedule.block
+    tails = sum(count % size > 0 for count, size in zip(tiles, block, strict=True))
+    margin = max(PAIR_MARGIN * (plan.schedule.depth % 2), TAIL_MARGIN * tails)
+    return plan.registers + margin > SPILL_ESTIMATE
 
 
 def _copy_registers(plan: Plan, number: int) -> int:

@@ -13,6 +13,7 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
+from cpembed.targets.cuda.build import cuda_text
 from cpembed.targets.cuda.model import gpu
 from cpembed.targets.cuda.multistage.registers import (
     PAIR_MARGIN,
@@ -78,6 +79,21 @@ def test_schedules_that_may_spill_are_refused() -> None:
                 check(plan, target.gpu.shared_bytes)
         else:
             check(plan, target.gpu.shared_bytes)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("words", ["m=5120 n=768", "m=5124 n=768", "m=5120 n=700", "m=5124 n=700"])
+def test_blocks_that_are_not_filled_take_registers(words: str) -> None:
+    """What is refused for it has local memory, and what is not refused has none."""
+    target = CudaTarget(hardware_spec("mma_f16", machine="h100"))
+    operator = workload(f"gemm {words} k=2048", target=target.spec)
+    ranked = solve(operator, target.spec, constraints="fused", top=1).embeddings[0]
+    product = target.lower(ranked.candidate.program)
+    plan = Plan(product, KernelSchedule((2, 2), (4, 8), 4, 2))
+    assert may_spill(plan) == (words == "m=5124 n=700")
+    text = cuda_text(plan, "sm_80").source
+    report = compile_kernel(text, "sm_90a")
+    assert (report["local_bytes"] > 0) == may_spill(plan)
 
 
 def test_a_thread_holds_places_by_depth_or_by_tiles() -> None:
