@@ -448,13 +448,11 @@ class CudaKernels:
 
         They pack weights, and clear counters, which each call leaves cleared.
         """
-        weights = self.plan.product.program.workload.inputs[1]
         names = {
             f"pack_{name}_kernel"
             for number, name in enumerate(PARAMETERS)
             if self.plan.packs(number)
-            and self.plan.operand(number).layout.name == weights.name
-            and not weights.varies
+            and self.plan.operand(number).layout.name == self.plan.product.packed_ahead
         }
         clears = any(kernel.launch.kernel == CLEARING for kernel in self.text.kernels)
         return frozenset(names | ({CLEARING} if clears else set[str]()))

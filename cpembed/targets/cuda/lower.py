@@ -19,7 +19,7 @@ from cpembed.codegen.placement import Placement
 from cpembed.codegen.program_nest import vector_operand
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.ir.computation import AxisKind
+from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.instructions import TensorCoreInstruction, instruction_of
@@ -69,6 +69,12 @@ class GlobalOperand:
         return total
 
 
+def packed_ahead(workload: Computation) -> str | None:
+    """Return the operand that is packed ahead of all calls: the second, unless it varies."""
+    second = workload.inputs[1]
+    return None if second.varies else second.name
+
+
 # Compared by identity, so that what is counted of a product is remembered without hashing it.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TiledProduct:
@@ -103,6 +109,11 @@ class TiledProduct:
     def sums(self) -> str:
         """Element type of the sums."""
         return self.output.layout.dtype
+
+    @property
+    def packed_ahead(self) -> str | None:
+        """Name of the operand that is packed ahead of all calls: the weights, if there are some."""
+        return packed_ahead(self.program.workload)
 
     @property
     def output_dtype(self) -> str:
@@ -164,7 +175,6 @@ def lower(
     rows, columns, depth, batch = _loops_by_kind(program, first, second)
     axes = _matrix_axes(program)
     weights = workload.inputs[1].name
-    constant = () if workload.inputs[1].varies else (weights,)
     dtypes = {operand.name: operand.dtype for operand in (first, second, output)}
     instruction = instruction_of(spec, dtypes, program.roles)
     layouts = [
@@ -174,7 +184,7 @@ def lower(
             axes[2],
             # ldmatrix transposes elements of 16 bits.
             across if instruction.kind == "mma" and size_bytes(operand.dtype) == 2 else None,
-            ahead=operand.name in constant,
+            ahead=operand.name == packed_ahead(workload),
         )
         for operand, across in ((first, axes[0]), (second, axes[1]))
     ]

@@ -388,11 +388,9 @@ def auxiliary_work(plan: ProductPlan, splits: int, gpu: Gpu) -> tuple[KernelWork
     gpu : Gpu
     """
     product, kernels = plan.product, list[KernelWork]()
-    second = product.program.workload.inputs[1]
-    weights = None if second.varies else second.name
     for number in range(2):
         operand = plan.operand(number)
-        if plan.packs(number) and operand.layout.name != weights:
+        if plan.packs(number) and operand.layout.name != product.packed_ahead:
             kernels.append(packing_work(operand, gpu))
     if splits > 1:
         kernels.append(reduction_work(product, splits, gpu))

@@ -121,10 +121,9 @@ def image_views(
 
 
 def _preference(product: TiledProduct, view: ImageView) -> tuple[int, int, bool]:
-    weights = product.program.workload.inputs[1].name
     packs = view.operand.needs_packing
     # Weights are packed ahead of all calls, but need another copy of them in memory.
-    cost = 0 if not packs else 1 if view.operand.layout.name == weights else 2
+    cost = 0 if not packs else 1 if view.operand.layout.name == product.packed_ahead else 2
     return cost, len(view.copies), view.major != "k"
 
 

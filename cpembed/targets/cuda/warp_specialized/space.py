@@ -134,7 +134,7 @@ class SpecializedSpace(RefinedSpace[SpecializedSchedule]):
             return [("tensor", 0)]
         layouts = (product.first, product.second)[number]
         if layouts[0].layout.name == product.program.workload.inputs[1].name:
-            # Packed ahead of all calls anyway.
+            # Weights are packed ahead of all calls anyway, others by a kernel before each.
             return [("bulk", 0)]
         packed: list[tuple[Load, int]] = [("tensor", 0)] if views else []
         if self.of_warps:
