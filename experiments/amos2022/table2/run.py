@@ -100,8 +100,16 @@ def matched_alone(graph: Graph, column: Column) -> TargetMatch:
         if layer not in matches:
             request = Request(typed, searched, KernelOptions(timeout=TIMEOUT))
             matches[layer] = replace(match_in_worker(request), retyped=typed != layer)
-        number = list(matches).index(layer)
-        operators.append(OperatorMatch(name, kind.label, kind.computation, number, matches[layer]))
+        match = OperatorMatch(
+            name,
+            kind.label,
+            kind.computation,
+            layer=list(matches).index(layer),
+            match=matches[layer],
+            products=1,
+            macs=kind.computation.macs,
+        )
+        operators.append(match)
     return TargetMatch(column.target, tuple(operators), len(matches), (column.target,))
 
 
