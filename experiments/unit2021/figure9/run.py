@@ -5,7 +5,7 @@
     python -m experiments.unit2021.figure9.run --results results.json   # measured by the pack
 
 The networks are those of ``../layers.csv``. Writes ``results.json`` and ``results.md``;
-estimates take half an hour of processor time.
+estimates take ten minutes of processor time.
 """
 
 from __future__ import annotations
