@@ -56,7 +56,11 @@ def _convolution(call: Call, axes: int, transposed: bool) -> str:
 
 
 def _any_convolution(call: Call) -> str:
-    return _convolution(call, call.rank(call["weight"]) - 2, bool(call["transposed"]))
+    transposed = bool(call["transposed"])
+    if not transposed:
+        # PyTorch reads it for transposed convolutions alone.
+        call.in_result("output_padding")
+    return _convolution(call, call.rank(call["weight"]) - 2, transposed)
 
 
 def _conv(axes: int, transposed: bool = False) -> Handler:

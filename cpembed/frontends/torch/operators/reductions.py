@@ -147,7 +147,7 @@ def _group_norm(call: Call) -> Results:
 def _statistics_of_one(call: Call) -> Results:
     """Emit a batch normalization of a batch of one, as which instance normalization is exported."""
     images, channels = call.shape(call["input"])[:2]
-    if images != 1:
+    if images != 1 or not call["training"]:
         call.reject(_OF_THE_BATCH)
     return call.first_of(_grouped(call, channels))
 
