@@ -17,6 +17,7 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -289,7 +290,10 @@ class Compiled:
         tensors = tuple(tensor.detach() for tensor in self._tensors(arguments))
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            program = decomposed(torch.export.export(frozen, tensors))
+            program = torch.export.export(frozen, tensors)
+            # Where results would have other types, PyTorch runs the operators as they are.
+            with suppress(ModelError):
+                program = decomposed(program, "graph")
             return partitioned(program.module(check_guards=False), compile_graph, self._rest)
 
     def _tensors(self, arguments: Sequence[Any]) -> list[torch.Tensor]:

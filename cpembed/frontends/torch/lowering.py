@@ -161,7 +161,7 @@ def _network(
     """
     if fallback not in (None, "torch"):
         raise ModelError(f"{name}: an exported program has the fallback torch, and no other")
-    program = decomposed(program)
+    program = decomposed(program, name)
     needed = _needed_nodes(program, name, outputs)
     signature = program.graph_signature
     for target in (
@@ -220,8 +220,11 @@ def _needed_nodes(
     return needed
 
 
-def decomposed(program: ExportedProgram) -> ExportedProgram:
-    """Replace unknown operators, and those that change their arguments, as far as PyTorch can."""
+def decomposed(program: ExportedProgram, name: str) -> ExportedProgram:
+    """Replace unknown operators, and those that change their arguments, as far as PyTorch can.
+
+    Raises :class:`ModelError` where PyTorch's replacement has results of other element types.
+    """
     # Bodies of loops and branches are modules inside.
     modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     nodes = [node for module in modules for node in module.graph.nodes]
@@ -234,7 +237,26 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
             table.pop(target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return program.run_decompositions(table)
+        replaced = program.run_decompositions(table)
+    types = zip(_output_types(program), _output_types(replaced), strict=True)
+    for number, (before, after) in enumerate(types):
+        # Products of integers by a fraction, for example, are decomposed into those of floats.
+        if before != after:
+            raise ModelError(
+                f"{name}: output {number} is {before}, but {after} where PyTorch decomposes the "
+                "program: convert its inputs to the type of the result"
+            )
+    return replaced
+
+
+def _output_types(program: ExportedProgram) -> list[str]:
+    """Return the element types of the outputs that are tensors."""
+    values = list(program.graph.nodes)[-1].args[0]
+    return [
+        str(value.meta["val"].dtype).removeprefix("torch.")
+        for spec, value in zip(program.graph_signature.output_specs, values, strict=True)
+        if spec.kind is OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
+    ]
 
 
 def _parameter(program: ExportedProgram, target: str) -> torch.Tensor:

@@ -43,6 +43,10 @@ def refused(model: nn.Module, *inputs: Any, **options: Any) -> str:
         (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), ["model.eval()"]),
         (lambda x: F.avg_pool2d(x.long(), 2), ["means of integers"]),
         (lambda x: x.long() ** x.long(), ["exponent may be below 0"]),
+        (
+            lambda x: torch.addbmm(x.long()[0, 0, 0, 0], x.long()[0], x.long()[0].mT, alpha=0.2),
+            ["output 0 is int64, but float32", "convert its inputs"],
+        ),
         (lambda x: F.interpolate(x.byte(), scale_factor=2, mode="bilinear"), ["uint8"]),
         (lambda x: F.batch_norm(x, None, None, training=True), ["model.eval()"]),
         (lambda x: x.to(torch.float8_e4m3fn).float(), ["float8_e4m3fn"]),
