@@ -71,8 +71,8 @@ class Call(Composites):
         self.read.add(name)
         return self.arguments.get(name)
 
-    def in_result(self, *names: str) -> None:
-        """Mark arguments as read whose whole effect is the type of the result."""
+    def without_effect(self, *names: str) -> None:
+        """Mark arguments as read that change no element of a result of its type."""
         self.read.update(names)
 
     def check_read(self) -> None:

@@ -1,4 +1,4 @@
-"""Compile the kernels of 240 workloads for three GPUs, and emulate small versions of them.
+"""Compile the kernels of 241 workloads for three GPUs, and emulate small versions of them.
 
     python -m experiments.studies.tensor_core_workloads.run            # all rows that are missing
     python -m experiments.studies.tensor_core_workloads.run unit16:3   # these

@@ -172,7 +172,7 @@ def _lerp(call: Call) -> Results:
 
 def _filled(call: Call, value: float | None) -> str:
     """Emit a constant tensor, by default of the argument ``fill_value``."""
-    call.in_result("self")
+    call.without_effect("self")
     fill = call["fill_value"] if value is None else value
     fill = call.value(fill) if isinstance(fill, str) else fill
     if fill is None:
@@ -183,7 +183,7 @@ def _filled(call: Call, value: float | None) -> str:
 
 
 def _convert(call: Call) -> str:
-    call.in_result("other")
+    call.without_effect("other")
     return call.cast(call["self"], call.result.dtype)
 
 

@@ -59,7 +59,7 @@ def _sorted(call: Call, axis: int) -> tuple[str, str]:
     x = _as_line(call, call["self"])
     axis = call.axis(x, axis if call.get("dim") is None else call["dim"])
     # Elements that are equal keep their order, whether the call wants that or not.
-    call.in_result("stable")
+    call.without_effect("stable")
     size, descending = call.shape(x)[axis], bool(call.get("descending"))
     return sorted_along(call, x, axis, size, descending=descending)
 
@@ -67,7 +67,7 @@ def _sorted(call: Call, axis: int) -> tuple[str, str]:
 def _topk(call: Call) -> Results:
     x = _as_line(call, call["self"])
     axis = call.axis(x, call["dim"])
-    call.in_result("sorted", "k")
+    call.without_effect("sorted", "k")
     count = call.result.shape[axis] if call.result.shape else 1
     return _shaped(call, *sorted_along(call, x, axis, count, descending=bool(call["largest"])))
 
@@ -126,7 +126,7 @@ def _search(call: Call, values: str, boundaries: str) -> Results:
     """Emit the number of boundaries below each value: all of them are compared."""
     x, edges = call[values], call[boundaries]
     right = bool(call["right"]) or call.get("side") == "right"
-    call.in_result("out_int32")
+    call.without_effect("out_int32")
     if (order := call.get("sorter")) is not None:
         edges = call.gathered_elements(edges, order, call.rank(edges) - 1)
     x = x if isinstance(x, str) else call.tensor(x, call.dtype(edges))
@@ -287,7 +287,7 @@ def _rows(call: Call, *, reduce: str | None = None) -> Results:
 def _index_put(call: Call) -> Results:
     """Emit advanced indexing on the left side of an assignment."""
     x, indices, values = call["self"], call["indices"], call["values"]
-    call.in_result("unsafe")
+    call.without_effect("unsafe")
     indexed = [axis for axis, index in enumerate(indices) if index is not None]
     if any(call.dtype(indices[axis]) in ("bool", "uint8") for axis in indexed):
         return _masked_put(call, x, indices, indexed, values)

@@ -29,7 +29,7 @@ def _dropout(call: Call) -> Results:
 
 def _view(call: Call) -> str:
     # All of these keep the elements in their order: only the shape of the result matters.
-    call.in_result("start_dim", "end_dim", "dim", "other")
+    call.without_effect("start_dim", "end_dim", "dim", "other")
     return call.reshaped(call["self"], call.result.shape)
 
 
@@ -69,7 +69,7 @@ def _move_axes(call: Call) -> str:
 
 
 def _expand(call: Call) -> str:
-    call.in_result("other")
+    call.without_effect("other")
     return call.expanded(call["self"], call.result.shape)
 
 
@@ -92,7 +92,7 @@ def _repeat_each(call: Call) -> str:
 def _copy(call: Call) -> str:
     """Emit the source in the shape and the type of the tensor that it is stored in."""
     source = call.cast(call["src"], call.result.dtype)
-    call.in_result("self")
+    call.without_effect("self")
     return call.expanded(source, call.result.shape)
 
 
@@ -181,7 +181,7 @@ def _narrow(call: Call) -> str:
 def _split(call: Call) -> tuple[str, ...]:
     """Emit parts of the sizes that the results have."""
     x, axis = call.along_dim()
-    call.in_result("indices")
+    call.without_effect("indices")
     parts: list[str] = []
     start = 0
     for result in call.results:
@@ -388,7 +388,7 @@ def _replaced_numbers(call: Call, x: str, numbers: Array, source: str) -> str:
 
 def _strided_numbers(call: Call) -> Array:
     """Return the numbers in memory that a view of sizes and strides has."""
-    call.in_result("stride")
+    call.without_effect("stride")
     offset = call.get("storage_offset") or 0
     numbers = np.full(tuple(call["size"]), offset, np.int64)
     for k, coordinates in enumerate(np.indices(numbers.shape, sparse=True)):

@@ -59,7 +59,7 @@ def _any_convolution(call: Call) -> str:
     transposed = bool(call["transposed"])
     if not transposed:
         # PyTorch reads it for transposed convolutions alone.
-        call.in_result("output_padding")
+        call.without_effect("output_padding")
     return _convolution(call, call.rank(call["weight"]) - 2, transposed)
 
 
@@ -184,7 +184,7 @@ def _maxima(call: Call, axes: int) -> Results:
 def _unpool(call: Call, axes: int) -> str:
     x, places = call["self"], call["indices"]
     # Stride and padding have their effect in the size of the result.
-    call.in_result("stride", "padding")
+    call.without_effect("stride", "padding")
     shape, result = call.shape(x), call.result.shape
     lead = (1,) * (axes + 2 - len(shape))
     x, places = (call.reshaped(t, (*lead, *shape)) for t in (x, places))
@@ -207,7 +207,7 @@ def _grid_sampler(call: Call) -> str:
 def _distances(call: Call) -> str:
     """Emit the distances of all rows of two tensors."""
     a, b, p = call["x1"], call["x2"], call["p"]
-    call.in_result("compute_mode")
+    call.without_effect("compute_mode")
     first = call.reshaped(a, (*call.shape(a)[:-1], 1, call.shape(a)[-1]))
     second = call.reshaped(b, (*call.shape(b)[:-2], 1, *call.shape(b)[-2:]))
     size = apply("abs", e.sub(X, Y))

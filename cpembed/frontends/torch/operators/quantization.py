@@ -66,14 +66,14 @@ def _quantize(call: Call, scale: str, zero: str) -> str:
     if (call["quant_min"], call["quant_max"], dtype) != (0, 255, "uint8"):
         call.reject("a tensor is quantized by its own range to uint8 only")
     # The zero point belongs to the scale.
-    call.in_result(zero)
+    call.without_effect(zero)
     return integers
 
 
 def _dequantize(call: Call, scale: str, zero: str) -> str:
     q, result = call["input"], call.result.dtype
     # The range to which the integers were limited has no effect any more.
-    call.in_result("quant_min", "quant_max", "out_dtype", zero, "axis")
+    call.without_effect("quant_min", "quant_max", "out_dtype", zero, "axis")
     if call[scale] in call.dynamic:
         value = e.mul(e.sub(X, Y), Z)
         return call.elementwise(value, q, call[zero], call[scale], dtype=result)
@@ -92,7 +92,7 @@ def _choose(call: Call) -> tuple[str, str]:
             f"of {call['dtype']}: only 0 … 255 of uint8 are known"
         )
     # PyTorch raises a scale below eps, of a tensor that is next to 0, to eps; this is not done.
-    call.in_result("eps")
+    call.without_effect("eps")
     q, scale, zero = call.emit_all(DynamicQuantize(), x)
     call.dynamic[scale] = x, q
     return scale, zero

@@ -81,7 +81,7 @@ def _log_sum_exp(call: Call) -> str:
     x = call.cast(call["self"], call.result.dtype)
     if not call.shape(x):
         # The logarithm of the only exponential of a scalar is the scalar, whatever its axes are.
-        call.in_result("dim", "keepdim")
+        call.without_effect("dim", "keepdim")
         return x
     return call.log_sum_exp(x, _axes(call, x), call.result.shape)
 
@@ -156,7 +156,7 @@ def _instance_norm(call: Call) -> Results:
     if not call["use_input_stats"]:
         return _batch_norm(call)
     # They are updated, and not returned.
-    call.in_result("running_mean", "running_var")
+    call.without_effect("running_mean", "running_var")
     return _grouped(call, call.shape(call["input"])[1])
 
 
